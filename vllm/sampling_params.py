@@ -1,0 +1,220 @@
+"""How a request is sampled. Every value is checked here, once, before anything else sees it."""
+
+import math
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from vllm import envs
+from vllm.exceptions import VLLMValidationError
+
+GREEDY_EPS = 1e-5
+"""Below this temperature sampling is greedy: dividing by it would overflow."""
+
+MIN_TEMPERATURE = 1e-2
+"""Temperatures between GREEDY_EPS and this are raised to it."""
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+class RequestOutputKind(IntEnum):
+    """What each RequestOutput carries: everything so far, what is new, or only the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
+    """Sampling parameters of one request; names, defaults and ranges as users of vLLM know them.
+
+    Raises VLLMValidationError naming the field when a value is not allowed.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
+    skip_reading_prefix_cache: bool | None = None
+    extra_args: dict[str, Any] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    """Filled by the input processor: every spelling of every bad word as token ids."""
+
+    def __post_init__(self) -> None:
+        self._normalise()
+        _check_numbers(self)
+        _check_tokens(self)
+        _check_text(self)
+        if self.temperature < GREEDY_EPS:
+            if self.n > 1:
+                _fail("n", self.n, "1 when sampling is greedy (temperature 0)")
+            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+        elif self.temperature < MIN_TEMPERATURE:
+            self.temperature = MIN_TEMPERATURE
+
+    def _normalise(self) -> None:
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or []))
+        self.bad_words = list(self.bad_words or [])
+        self.logprobs = 1 if self.logprobs is True else self.logprobs
+        self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
+        self.seed = None if self.seed == -1 else self.seed
+        self.top_k = 0 if self.top_k == -1 else self.top_k
+        if self.logit_bias is not None:
+            self.logit_bias = {
+                _int("logit_bias", key): _finite("logit_bias", bias)
+                for key, bias in self.logit_bias.items()
+            }
+
+    @property
+    def greedy(self) -> bool:
+        """True if the most probable token is always taken."""
+        return self.temperature == 0.0
+
+    @staticmethod
+    def from_optional(**values: Any) -> "SamplingParams":
+        """Build from values of which None means 'use the default'."""
+        return SamplingParams(**{key: value for key, value in values.items() if value is not None})
+
+    def clone(self) -> "SamplingParams":
+        """A deep copy."""
+        return msgspec.structs.replace(
+            self,
+            **{
+                name: value.copy()
+                for name in self.__struct_fields__
+                if isinstance(value := getattr(self, name), (list, dict))
+            },
+        )
+
+
+class BeamSearchParams(msgspec.Struct, kw_only=True):
+    """Parameters of beam search: `beam_width` sequences are kept at every step."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if _int("beam_width", self.beam_width) < 1:
+            _fail("beam_width", self.beam_width, "an integer of at least 1")
+        if _int("max_tokens", self.max_tokens) < 1:
+            _fail("max_tokens", self.max_tokens, "an integer of at least 1")
+        _between("temperature", self.temperature, 0.0, math.inf)
+        _finite("length_penalty", self.length_penalty)
+
+
+def _fail(field: str, value: object, allowed: str) -> None:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    raise VLLMValidationError(f"{field} is {shown}; it must be {allowed}.", param=field)
+
+
+def _int(field: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        if field == "logit_bias" and isinstance(value, str):
+            try:
+                return int(value)
+            except ValueError:
+                pass
+        _fail(field, value, "an integer")
+    elif not INT64_MIN <= value <= INT64_MAX:
+        _fail(field, value, "an integer of at most 64 bits")
+    return value  # type: ignore[return-value]
+
+
+def _finite(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        _fail(field, value, "a finite number")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _between(field: str, value: object, low: float, high: float) -> None:
+    if not low <= _finite(field, value) <= high:
+        _fail(field, value, f"between {low:g} and {high:g}")
+
+
+def _check_numbers(p: SamplingParams) -> None:
+    if not 1 <= _int("n", p.n) <= envs.VLLM_MAX_N_SEQUENCES:
+        _fail("n", p.n, f"an integer from 1 to {envs.VLLM_MAX_N_SEQUENCES}")
+    _between("presence_penalty", p.presence_penalty, -2.0, 2.0)
+    _between("frequency_penalty", p.frequency_penalty, -2.0, 2.0)
+    if _finite("repetition_penalty", p.repetition_penalty) <= 0.0:
+        _fail("repetition_penalty", p.repetition_penalty, "greater than 0")
+    _between("temperature", p.temperature, 0.0, 2.0)
+    if not 0.0 < _finite("top_p", p.top_p) <= 1.0:
+        _fail("top_p", p.top_p, "greater than 0 and at most 1")
+    if _int("top_k", p.top_k) < 0:
+        _fail("top_k", p.top_k, "0 or -1 (off), or a positive integer")
+    _between("min_p", p.min_p, 0.0, 1.0)
+    if p.seed is not None:
+        _int("seed", p.seed)
+    if p.max_tokens is not None and _int("max_tokens", p.max_tokens) < 1:
+        _fail("max_tokens", p.max_tokens, "an integer of at least 1, or null")
+    if _int("min_tokens", p.min_tokens) < 0:
+        _fail("min_tokens", p.min_tokens, "0 or more")
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        _fail("min_tokens", p.min_tokens, f"at most max_tokens ({p.max_tokens})")
+    for field in ("logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
+        value = getattr(p, field)
+        if value is not None and _int(field, value) < -1:
+            _fail(field, value, "-1, or 0 or more")
+    if p.stream_interval is not None and _int("stream_interval", p.stream_interval) < 1:
+        _fail("stream_interval", p.stream_interval, "1 or more")
+
+
+def _check_tokens(p: SamplingParams) -> None:
+    """Signs and counts; the upper bound (the vocabulary) is known to the input processor."""
+    for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        for token in getattr(p, field) or []:
+            if _int(field, token) < 0:
+                _fail(field, token, "token ids of 0 or more")
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        _fail("allowed_token_ids", [], "a list of at least one token id, or null")
+    if p.logprob_token_ids is not None and len(p.logprob_token_ids) > 128:
+        _fail("logprob_token_ids", len(p.logprob_token_ids), "a list of at most 128 token ids")
+    for token, bias in (p.logit_bias or {}).items():
+        if token < 0:
+            _fail("logit_bias", token, "a map from token ids of 0 or more")
+        if not -100.0 <= bias <= 100.0:
+            _fail("logit_bias", bias, "a map to values between -100 and 100")
+
+
+def _check_text(p: SamplingParams) -> None:
+    for field, limit in (("stop", envs.VLLM_MAX_STOP_STRINGS), ("bad_words", envs.VLLM_MAX_NUM_BAD_WORDS)):
+        values = getattr(p, field)
+        for value in values:
+            if not isinstance(value, str) or not value:
+                _fail(field, value, "a list of strings that are not empty")
+        if len(values) > limit:
+            _fail(field, len(values), f"a list of at most {limit} strings")
+    if p.stop and not p.detokenize:
+        _fail("stop", p.stop, "empty when detokenize is false: stop strings need the text")

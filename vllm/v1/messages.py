@@ -146,7 +146,11 @@ class NewRequestData(msgspec.Struct):
 
 
 class CachedRequestData(msgspec.Struct):
-    """What changed for a request that the worker knows: blocks to append per KV group."""
+    """What changed for a request that the worker knows: blocks to append per KV group.
+
+    `num_computed_tokens` is the count before the step. Blocks that left a sliding window may
+    belong to others by now; the worker's table keeps their ids but no kernel may read them.
+    """
 
     request_id: str
     new_block_ids: list[list[int]] | None
@@ -158,6 +162,8 @@ class SchedulerOutput(msgspec.Struct):
 
     The order of `num_scheduled_tokens` is the order of the batch. Requests in
     `finished_req_ids` (ended, aborted or preempted) leave the worker before the step.
+    A request may share blocks that another request of the same step fills: in every layer the
+    keys and values of the whole step are written before anything attends.
     """
 
     new_reqs: list[NewRequestData]
@@ -173,6 +179,8 @@ class SchedulerOutput(msgspec.Struct):
 class ModelRunnerOutput(msgspec.Struct):
     """Result of one step, by request id; a request still in prefill has no tokens.
 
+    `prompt_logprobs` are those of the positions that this step computed, so a chunk that starts
+    at position c gives those of prompt tokens c + 1, c + 2, ... (the first token has none).
     `errors` holds requests whose own data made the step fail (a custom logits processor that
     raised, NaN logits): they end, the others go on.
     """

@@ -12,6 +12,7 @@ file costs neither memory nor time, and all it can cause is `ModelFileError`.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import re
 import struct
@@ -196,10 +197,8 @@ class _Part:
         raise ModelFileError(f"{self.path}: {problem}")
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(BufferError):  # arrays still look into it: it goes with them
             self.buffer.close()
-        except BufferError:  # arrays still look into the map: it goes with the last of them
-            pass
 
     def _read_header(self) -> dict[str, Any]:
         if self.size < 24 or self.buffer[:4] != b"GGUF":
@@ -342,7 +341,8 @@ class _Part:
             type_name = _UNSUPPORTED_TYPES.get(type_id, f"id {type_id}")
             supported = ", ".join(t.name.upper() for t in BLOCK_TYPES.values())
             self.fail(
-                f"tensor {shown(name)} has the unsupported type {type_name} (supported: {supported})"
+                f"tensor {shown(name)} has the unsupported type {type_name} "
+                f"(supported: {supported})"
             )
         count = 1
         for dim in dims:

@@ -111,7 +111,7 @@ class GGUFCheckpoint:
 
     def _checked_heads(self, info: TensorInfo, head_count: int) -> int:
         num_rows = info.shape[0]
-        if num_rows % (2 * head_count) or info.type.block_size > 1 and len(info.shape) == 1:
+        if num_rows % (2 * head_count) or (info.type.block_size > 1 and len(info.shape) == 1):
             raise ModelFileError(
                 f"{self._file.path}: tensor {shown(info.name)} has {num_rows} rows, which are "
                 f"not {head_count} heads of an even size"
@@ -130,5 +130,6 @@ def _hf_name(name: str, layer_names: dict[str, str]) -> str:
 
 def _halves_order(num_rows: int, num_heads: int) -> npt.NDArray[np.int64]:
     """Row gather from neighbouring pairs (x0 y0 x1 y1 ...) to halves (x0 x1 ... y0 y1 ...)."""
-    rows = np.arange(num_rows).reshape(num_heads, num_rows // num_heads // 2, 2)
-    return rows.transpose(0, 2, 1).reshape(-1)
+    pairs = np.arange(num_rows, dtype=np.int64).reshape(num_heads, -1, 2)
+    order: npt.NDArray[np.int64] = pairs.transpose(0, 2, 1).reshape(-1)
+    return order

@@ -20,20 +20,23 @@ In the 32-blocks the low nibbles are values 0-15 and the high nibbles 16-31. In 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.integer[Any]]
 
 
 def f32(data: Bytes) -> Floats:
-    return data.view(np.float32)
+    values: Floats = data.view(np.float32)
+    return values
 
 
 def f16(data: Bytes) -> Floats:
-    return data.view(np.float16).astype(np.float32)
+    return _as_f32(data.view(np.float16))
 
 
 def bf16(data: Bytes) -> Floats:
@@ -41,34 +44,34 @@ def bf16(data: Bytes) -> Floats:
 
 
 def f64(data: Bytes) -> Floats:
-    return data.view(np.float64).astype(np.float32)
+    return _as_f32(data.view(np.float64))
 
 
 def q4_0(data: Bytes) -> Floats:
     blocks = data.reshape(-1, 18)
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8))
+    return _half(blocks, 0) * _minus(_nibbles(blocks[:, 2:]), 8)
 
 
 def q4_1(data: Bytes) -> Floats:
     blocks = data.reshape(-1, 20)
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
+    return _half(blocks, 0) * _as_f32(_nibbles(blocks[:, 4:])) + _half(blocks, 2)
 
 
 def q5_0(data: Bytes) -> Floats:
     blocks = data.reshape(-1, 22)
     quants = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return _half(blocks, 0) * (quants.astype(np.float32) - np.float32(16))
+    return _half(blocks, 0) * _minus(quants, 16)
 
 
 def q5_1(data: Bytes) -> Floats:
     blocks = data.reshape(-1, 24)
     quants = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return _half(blocks, 0) * quants.astype(np.float32) + _half(blocks, 2)
+    return _half(blocks, 0) * _as_f32(quants) + _half(blocks, 2)
 
 
 def q8_0(data: Bytes) -> Floats:
     blocks = data.reshape(-1, 34)
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+    return _half(blocks, 0) * _as_f32(blocks[:, 2:].view(np.int8))
 
 
 def q4_k(data: Bytes) -> Floats:
@@ -90,45 +93,54 @@ def q6_k(data: Bytes) -> Floats:
     low = blocks[:, :128].reshape(-1, 2, 1, 2, 32) >> _column([0, 4], 2) & 15
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> _column([0, 2, 4, 6], 1) & 3
     quants = low.reshape(-1, 2, 4, 32) | high << 4
-    signed = quants.reshape(-1, 16, 16).astype(np.float32) - np.float32(32)
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
+    signed = _minus(quants.reshape(-1, 16, 16), 32)
+    scales = _as_f32(blocks[:, 192:208].view(np.int8))
     return ((_half(blocks, 208) * scales)[:, :, None] * signed).reshape(-1, 256)
+
+
+def _as_f32(values: npt.NDArray[Any]) -> Floats:
+    return values.astype(np.float32)
+
+
+def _minus(quants: Ints, zero_point: int) -> Floats:
+    values: Floats = _as_f32(quants) - np.float32(zero_point)
+    return values
 
 
 def _half(blocks: Bytes, start: int) -> Floats:
     """The f16 at byte `start` of each block, as a column."""
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
+    return _as_f32(np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16))
 
 
-def _nibbles(packed: Bytes) -> Bytes:
+def _nibbles(packed: Bytes) -> Ints:
     return np.concatenate([packed & 15, packed >> 4], axis=1)
 
 
-def _fifth_bits(packed: Bytes) -> Bytes:
+def _fifth_bits(packed: Bytes) -> Ints:
     """32 bits per block, each moved to the value 16."""
     return np.unpackbits(packed, axis=1, bitorder="little") << 4
 
 
-def _column(shifts: list[int], trailing: int) -> Bytes:
+def _column(shifts: list[int], trailing: int) -> Ints:
     return np.array(shifts, np.uint8).reshape(-1, *[1] * trailing)
 
 
-def _paired_groups(packed: Bytes) -> Bytes:
+def _paired_groups(packed: Bytes) -> Ints:
     """[blocks, 128] bytes -> [blocks, 8 groups, 32]: low nibbles of 32 bytes, then high ones."""
     pairs = packed.reshape(-1, 4, 1, 32) >> _column([0, 4], 1) & 15
     return pairs.reshape(-1, 8, 32)
 
 
-def _affine_groups(blocks: Bytes, quants: Bytes) -> Floats:
+def _affine_groups(blocks: Bytes, quants: Ints) -> Floats:
     """d * scale * q - dm * min for the 8 groups of 32 of each block."""
     scales, mins = _six_bit_scales(blocks[:, 4:16])
-    step = _half(blocks, 0) * scales.astype(np.float32)
-    floor = _half(blocks, 2) * mins.astype(np.float32)
-    values = step[:, :, None] * quants.astype(np.float32) - floor[:, :, None]
+    step = _half(blocks, 0) * _as_f32(scales)
+    floor = _half(blocks, 2) * _as_f32(mins)
+    values = step[:, :, None] * _as_f32(quants) - floor[:, :, None]
     return values.reshape(-1, 256)
 
 
-def _six_bit_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
+def _six_bit_scales(packed: Bytes) -> tuple[Ints, Ints]:
     """12 bytes -> 8 scales and 8 mins of 6 bits.
 
     Bytes 0-3 hold scales 0-3 and bytes 4-7 mins 0-3 in their low six bits; the upper two bits are

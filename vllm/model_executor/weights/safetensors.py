@@ -9,6 +9,7 @@ the sizes that shape and type demand.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,10 +70,8 @@ class SafetensorsFile:
         return place.shape, place.type
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(BufferError):  # arrays still look into it: it goes with them
             self._map.close()
-        except BufferError:  # arrays still look into the map: it goes with the last of them
-            pass
 
     def _fail(self, problem: str) -> NoReturn:
         raise ModelFileError(f"{self.path}: {problem}")

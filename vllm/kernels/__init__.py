@@ -1,0 +1,1 @@
+"""Compiled kernels and their readable references. `ops` is the only door to them."""

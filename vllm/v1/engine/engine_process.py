@@ -1,0 +1,155 @@
+"""The engine core's process as its front end sees it: start, first word, frames, end.
+
+Started by exec (never by fork: the parent may have threads, and a script needs no main guard). The
+control socket pair is both the sentinel and the leash: it becomes readable when the process ends,
+and the process ends when it closes. One object per process: a restart makes a new one.
+"""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import zmq
+
+from vllm import envs
+from vllm.exceptions import ConfigError, EngineDeadError, ModelFileError
+from vllm.utils.network import make_private_dir, receive_message, remove_dir, send_message
+from vllm.v1.engine.core_process import INPUT_SOCKET, OUTPUT_SOCKET
+from vllm.v1.messages import EngineCoreOutputs
+from vllm.v1.serial import (
+    EngineCoreMessage,
+    EngineReady,
+    decode_first_word,
+    decode_outputs,
+    encode_config,
+    encode_message,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_START_ERRORS: dict[str, type[ConfigError]] = {
+    "ConfigError": ConfigError,
+    "ModelFileError": ModelFileError,
+}
+
+
+class EngineProcess:
+    """One engine process. `start` returns while it still loads; `wait_ready` waits for it."""
+
+    def __init__(self, vllm_config: "VllmConfig") -> None:
+        self.ready: EngineReady | None = None
+        self.directory = make_private_dir(envs.VLLM_RPC_BASE_PATH or None)
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "vllm.v1.engine.core_process"]
+            self.process = subprocess.Popen(
+                [*command, str(theirs.fileno()), self.directory],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._context = zmq.Context()
+        self._finalizer = weakref.finalize(
+            self, _stop, self.process, self.control, self._context, self.directory
+        )
+        self.output = self._socket(zmq.PULL)
+        self.output.bind(f"ipc://{self.directory}/{OUTPUT_SOCKET}")
+        self._input = self._socket(zmq.PUSH)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send_message(self.control, encode_config(vllm_config))
+
+    def wait_ready(self, timeout_s: float | None = None) -> EngineReady:
+        """Wait for the first word. Raises the start's own error, or EngineDeadError."""
+        if self.ready is not None:
+            return self.ready
+        limit = envs.VLLM_ENGINE_READY_TIMEOUT_S if timeout_s is None else timeout_s
+        try:
+            frame = receive_message(self.control, limit)
+        except TimeoutError:
+            self.stop()
+            raise EngineDeadError(
+                f"The engine process was not ready within {limit} s and was stopped; "
+                "VLLM_ENGINE_READY_TIMEOUT_S allows it more time."
+            )
+        if frame is None:
+            raise EngineDeadError(f"The engine process ended while it started{self._status()}.")
+        word = decode_first_word(frame)
+        if not isinstance(word, EngineReady):
+            self.stop()
+            error = _START_ERRORS.get(word.kind)
+            if error is not None:
+                raise error(word.message)
+            raise EngineDeadError(f"The engine could not start: {word.kind}: {word.message}")
+        self.control.settimeout(None)
+        self._input.connect(f"ipc://{self.directory}/{INPUT_SOCKET}")
+        self.ready = word
+        return word
+
+    def send(self, message: EngineCoreMessage) -> None:
+        """Queue one message; the process must be ready."""
+        self._input.send(encode_message(message))
+
+    def receive(self) -> EngineCoreOutputs | None:
+        """One frame that has arrived, or None."""
+        try:
+            return decode_outputs(self.output.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def wait_readable(self, timeout_s: float | None) -> bool:
+        """Wait for a frame; False if the process has ended or the time is up."""
+        poller = zmq.Poller()
+        poller.register(self.output, zmq.POLLIN)
+        poller.register(self.control.fileno(), zmq.POLLIN)
+        events = dict(poller.poll(None if timeout_s is None else timeout_s * 1000))
+        return self.output in events
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the process has ended."""
+        return self._finalizer.alive and self.process.poll() is None
+
+    def death_message(self) -> str:
+        """One line on how it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        return f"The engine process ended{self._status()}."
+
+    def stop(self) -> None:
+        """End the process, kill it if it does not obey, remove its sockets. Idempotent."""
+        self._finalizer()
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        sock = self._context.socket(kind)
+        sock.set_hwm(0)
+        sock.linger = 0
+        return sock
+
+    def _status(self) -> str:
+        code = self.process.poll()
+        if code is None:
+            return ""
+        return f" with exit status {code}" if code >= 0 else f" by signal {-code}"
+
+
+def _stop(
+    process: "subprocess.Popen[bytes]",
+    control: socket.socket,
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    directory: str,
+) -> None:
+    with contextlib.suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)  # wakes a thread that still waits for the first word
+    control.close()
+    deadline = time.monotonic() + envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    context.destroy(linger=0)
+    remove_dir(directory)

@@ -127,8 +127,8 @@ class GGUFFile:
                     part.fail(f"tensor {shown(info.name)} occurs twice")
                 self.tensors[info.name] = info
 
-    def keys(self) -> list[str]:
-        return list(self._values)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def __contains__(self, key: str) -> bool:
         return key in self._values

@@ -17,7 +17,6 @@ from vllm.exceptions import ModelFileError
 from vllm.transformers_utils.files import shown
 from vllm.transformers_utils.gguf import GGUFFile
 from vllm.transformers_utils.hf_tokenizer import set_frame
-from vllm.transformers_utils.token_bytes import byte_alphabet
 from vllm.transformers_utils.tokenizer import TokenizerInfo
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ class _Vocabulary:
 
     def _listed_merges(self) -> list[tuple[str, str]]:
         merges = self._list("merges", str)
-        return [tuple(merge.split(" ", 1)) for merge in merges]  # type: ignore[misc]
+        return [tuple(merge.split(" ", 1)) for merge in merges]
 
     def _implied(self) -> list[tuple[str, str]]:
         """Every way to make a token from two others, the most likely token first.
@@ -329,7 +328,7 @@ def _runs(score_of: dict[str, float]) -> Iterator[tuple[list[str], bool]]:
 def _chat_templates(file: GGUFFile) -> dict[str, str]:
     prefix = "tokenizer.chat_template"
     templates = {}
-    for key in file.keys():
+    for key in file:
         if key == prefix or key.startswith(prefix + "."):
             value = file.get(key)
             if not isinstance(value, str):

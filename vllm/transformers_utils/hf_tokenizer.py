@@ -189,4 +189,5 @@ def _named_templates(value: Any, source: str) -> dict[str, str]:
 def _max_length(config: dict[str, Any]) -> int | None:
     value = config.get("model_max_length")
     # Transformers writes 1e30 for "no limit".
-    return int(value) if type(value) in (int, float) and 0 < value <= _HIGHEST_LENGTH else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and 0 < value <= _HIGHEST_LENGTH else None

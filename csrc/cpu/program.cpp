@@ -3,6 +3,8 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "attention.h"
+
 namespace vllm {
 namespace {
 
@@ -179,7 +181,9 @@ void Program::bind_kv(int64_t num_blocks, int64_t block_size, int64_t num_tensor
                       int64_t num_groups) {
   check_range("num_blocks", num_blocks, 1, kMaxDim - 1);
   check_range("block_size", block_size, 16, 1 << 16);
-  if (block_size % 16 != 0) fail("block_size is " + str(block_size) + "; it must be a multiple of 16");
+  if (block_size % 16 != 0) {
+    fail("block_size is " + str(block_size) + "; it must be a multiple of 16");
+  }
   check_range("num_tensors", num_tensors, 0, 1 << 16);
   check_range("num_groups", num_groups, 0, 1 << 16);
   std::vector<KvTensor> tensors(static_cast<size_t>(num_tensors));
@@ -192,9 +196,12 @@ void Program::bind_kv(int64_t num_blocks, int64_t block_size, int64_t num_tensor
       continue;
     }
     t.kind = use.kind, t.num_kv_heads = use.num_kv_heads, t.head_dim = use.head_dim;
-    const int64_t token_bytes = int64_t{t.num_kv_heads} * t.head_dim * (t.kind == WeightKind::f32 ? 4 : 2);
+    const int64_t element_bytes = t.kind == WeightKind::f32 ? 4 : 2;
+    const int64_t token_bytes = element_bytes * t.num_kv_heads * t.head_dim;
     int64_t bytes;
-    if (__builtin_mul_overflow(num_blocks * block_size, token_bytes, &bytes)) throw std::bad_alloc();
+    if (__builtin_mul_overflow(num_blocks * block_size, token_bytes, &bytes)) {
+      throw std::bad_alloc();
+    }
     t.k = Mapping(static_cast<size_t>(bytes));
     t.v = Mapping(static_cast<size_t>(bytes));
   }
@@ -204,7 +211,8 @@ void Program::bind_kv(int64_t num_blocks, int64_t block_size, int64_t num_tensor
 }
 
 void Program::check_kv_use(const KvUse& use, const KvTensor& t) const {
-  if (use.kind == t.kind && use.num_kv_heads == t.num_kv_heads && use.head_dim == t.head_dim) return;
+  const bool same_heads = use.num_kv_heads == t.num_kv_heads && use.head_dim == t.head_dim;
+  if (use.kind == t.kind && same_heads) return;
   fail(use.op + ": kv_tensor " + str(use.tensor) + " is used with different types or head shapes");
 }
 
@@ -271,6 +279,11 @@ void Program::reserve_scratch(int nth) {
     a->scratch = scratch_.data();
     a->scratch_bytes = bytes;
   }
+}
+
+size_t attention_scratch_bytes(int64_t, int32_t num_heads, int32_t head_dim, int nth) {
+  return AttentionScratch::kCounterBytes + AttentionScratch::kPartialBytes +
+         AttentionScratch(num_heads, head_dim).thread_bytes() * static_cast<size_t>(nth);
 }
 
 // ---- checks of one step -----------------------------------------------------------------------

@@ -125,7 +125,8 @@ class ArgReader {
   void bind(T** field, const Span& span) {
     if (!span) return;
     const int64_t offset = span.buffer->offset + span.first_col * kFloatBytes;
-    pointers_.push_back([field, offset](char* arena) { *field = reinterpret_cast<T*>(arena + offset); });
+    pointers_.push_back(
+        [field, offset](char* arena) { *field = reinterpret_cast<T*>(arena + offset); });
   }
 
   // The op reads or writes a KV tensor; `k` and `v` will point at it after bind_kv.

@@ -38,14 +38,14 @@ struct SampleArgs {
   int32_t* tokens;                      // [rows]
   float* logprobs; int32_t* ranks;      // [rows], or one per id
   int64_t top_n; int32_t* top_ids; float* top_logprobs;   // [rows, top_n]
-  char* scratch; size_t scratch_stride;                   // one piece of sample_scratch_bytes per thread
+  char* scratch;                        // sample_scratch_bytes of the calling thread
 };
 
-// Per thread: three arrays of one value per token, and two of one value per block of tokens.
+// Per thread: five arrays of one value per token, and two of one value per block of tokens.
 constexpr int64_t kSampleBlock = 128;
 inline size_t sample_scratch_bytes(int64_t vocab) {
   const int64_t padded = (vocab + kSampleBlock - 1) / kSampleBlock * kSampleBlock;
-  return static_cast<size_t>(padded * 3 + padded / kSampleBlock * 2 + 64) * sizeof(float);
+  return static_cast<size_t>(padded * 5 + padded / kSampleBlock * 2 + 64) * sizeof(float);
 }
 
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).

@@ -106,9 +106,30 @@ except ImportError as error:
 Program = _native.Program
 Weight = _native.Weight
 
+set_num_threads = _native.set_num_threads
+num_threads = _native.num_threads
+isas = _native.isas
+set_isa = _native.set_isa
+isa = _native.isa
+row_bytes = _native.row_bytes
+source_row_bytes = _native.source_row_bytes
+
+argmax = _native.argmax
+mask_allowed = _native.mask_allowed
+mask_banned = _native.mask_banned
+apply_bitmask = _native.apply_bitmask
+add_bias = _native.add_bias
+apply_penalties = _native.apply_penalties
+process_logits = _native.process_logits
+sample = _native.sample
+logprobs = _native.logprobs
+token_logprobs = _native.token_logprobs
+philox_uniform = _native.philox_uniform
+philox4x32 = _native.philox4x32
+
 
 def isa_report() -> str:
     """One line for the start-up log: the ISA that runs, the others this CPU has, the threads."""
-    others = [name for name in _native.isas() if name != _native.isa()]
+    others = [name for name in isas() if name != isa()]
     also = f" (also: {', '.join(others)})" if others else ""
-    return f"{_native.isa()}{also}, {_native.num_threads()} threads"
+    return f"{isa()}{also}, {num_threads()} threads"

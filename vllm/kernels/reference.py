@@ -66,9 +66,7 @@ def linear(
     return y.astype(np.float32)
 
 
-def rope(
-    x: F32, positions: I32, cos_sin: F32, rot_dim: int, interleaved: bool = False
-) -> F32:
+def rope(x: F32, positions: I32, cos_sin: F32, rot_dim: int, interleaved: bool = False) -> F32:
     """Rotates the first `rot_dim` values of each head; x: [tokens, heads, head_dim]."""
     half = rot_dim // 2
     cos = cos_sin[positions, None, :half]

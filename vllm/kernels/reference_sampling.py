@@ -1,7 +1,9 @@
-"""What each sampling function computes, in numpy, one row at a time, to be read and to test against.
+"""What each sampling function computes, in numpy: to be read, and to test against.
 
 In-place functions of the native module return the new logits here.
 """
+
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +19,7 @@ U32 = 0xFFFFFFFF
 
 def rows_of(offsets: I64, *values: NDArray[np.generic]) -> list[tuple[NDArray[np.generic], ...]]:
     """The slices that each row owns of ragged arrays."""
-    bounds = list(zip(offsets[:-1], offsets[1:]))
-    return [tuple(value[start:end] for value in values) for start, end in bounds]
+    return [tuple(value[start:end] for value in values) for start, end in pairwise(offsets)]
 
 
 def argmax(logits: F32) -> I32:
@@ -31,7 +32,7 @@ def argmax(logits: F32) -> I32:
 def mask_allowed(logits: F32, offsets: I64, ids: I32) -> F32:
     """-inf everywhere but at the ids of the row; a row without ids is unrestricted."""
     out = logits.copy()
-    for row, (allowed,) in zip(out, rows_of(offsets, ids)):
+    for row, (allowed,) in zip(out, rows_of(offsets, ids), strict=True):
         if len(allowed):
             keep = np.zeros(len(row), bool)
             keep[allowed] = True
@@ -42,7 +43,7 @@ def mask_allowed(logits: F32, offsets: I64, ids: I32) -> F32:
 def mask_banned(logits: F32, offsets: I64, ids: I32) -> F32:
     """-inf at the ids of the row."""
     out = logits.copy()
-    for row, (banned,) in zip(out, rows_of(offsets, ids)):
+    for row, (banned,) in zip(out, rows_of(offsets, ids), strict=True):
         row[banned] = -np.inf
     return out
 
@@ -51,7 +52,7 @@ def apply_bitmask(logits: F32, rows: I32, bitmask: I32) -> F32:
     """Row rows[n] keeps token i if bit i % 32 of bitmask[n, i // 32] is set."""
     out = logits.copy()
     token = np.arange(logits.shape[1])
-    for row, words in zip(rows, bitmask):
+    for row, words in zip(rows, bitmask, strict=True):
         kept = (words.view(np.uint32)[token // 32] >> (token % 32).astype(np.uint32)) & 1
         out[row, kept == 0] = -np.inf
     return out
@@ -60,7 +61,7 @@ def apply_bitmask(logits: F32, rows: I32, bitmask: I32) -> F32:
 def add_bias(logits: F32, offsets: I64, ids: I32, values: F32) -> F32:
     """Adds a value to the logit of each id."""
     out = logits.copy()
-    for row, (tokens, bias) in zip(out, rows_of(offsets, ids, values)):
+    for row, (tokens, bias) in zip(out, rows_of(offsets, ids, values), strict=True):
         np.add.at(row, tokens, bias)
     return out
 
@@ -176,7 +177,12 @@ def philox4x32(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, int
     (x0, x1, x2, x3), (k0, k1) = counter, key
     for _ in range(10):
         first, second = PHILOX_MULTIPLIERS[0] * x0, PHILOX_MULTIPLIERS[1] * x2
-        x0, x1, x2, x3 = (second >> 32) ^ x1 ^ k0, second & U32, (first >> 32) ^ x3 ^ k1, first & U32
+        x0, x1, x2, x3 = (
+            (second >> 32) ^ x1 ^ k0,
+            second & U32,
+            (first >> 32) ^ x3 ^ k1,
+            first & U32,
+        )
         k0, k1 = (k0 + PHILOX_WEYL[0]) & U32, (k1 + PHILOX_WEYL[1]) & U32
     return x0, x1, x2, x3
 
@@ -184,7 +190,7 @@ def philox4x32(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, int
 def philox_uniform(seeds: I64, positions: I64) -> NDArray[np.float64]:
     """One number of 53 bits in [0, 1) for each (seed, position)."""
     out = np.empty(len(seeds))
-    for i, (seed, position) in enumerate(zip(seeds.tolist(), positions.tolist())):
+    for i, (seed, position) in enumerate(zip(seeds.tolist(), positions.tolist(), strict=True)):
         counter = (position & U32, (position >> 32) & U32, 0, 0)
         bits = philox4x32(counter, (seed & U32, (seed >> 32) & U32))
         out[i] = ((bits[0] >> 5) * 2.0**26 + (bits[1] >> 6)) * 2.0**-53

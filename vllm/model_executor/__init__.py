@@ -1,0 +1,1 @@
+"""Models: descriptions, checkpoint readers, packing, and what executes them."""

@@ -1,0 +1,1 @@
+"""Models as descriptions: one small file per family, one function that builds the graph."""

@@ -1,0 +1,1 @@
+"""A graph as a native step program, and the model that runs it."""

@@ -189,5 +189,6 @@ def _named_templates(value: Any, source: str) -> dict[str, str]:
 def _max_length(config: dict[str, Any]) -> int | None:
     value = config.get("model_max_length")
     # Transformers writes 1e30 for "no limit".
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_number and 0 < value <= _HIGHEST_LENGTH else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 < value <= _HIGHEST_LENGTH else None

@@ -11,6 +11,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace vllm {
 
@@ -165,7 +166,8 @@ struct KernelTable {
   void (*sample)(const SampleArgs&, int ith, int nth);
 };
 
-// Tables in order of preference; an entry whose ISA the CPU lacks is skipped.
+// Tables that this CPU can run, best first.
+std::vector<const KernelTable*> supported_kernels();
 const KernelTable* best_kernels();
 const KernelTable* kernels_by_name(const char* isa);   // null if unknown or not supported here
 size_t attention_scratch_bytes(int64_t max_tokens, int32_t num_heads, int32_t head_dim, int nth);

@@ -1,0 +1,68 @@
+// Which kernels this CPU can run. The tables are constants; asking the CPU happens here alone.
+#include <array>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace vllm {
+
+#if defined(__x86_64__)
+namespace isa_avx512_vnni { extern const KernelTable kTable; }
+namespace isa_avx512 { extern const KernelTable kTable; }
+namespace isa_avx2 { extern const KernelTable kTable; }
+#endif
+namespace isa_baseline { extern const KernelTable kTable; }
+
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+#endif
+
+bool always() { return true; }
+
+struct Candidate {
+  const KernelTable* table;
+  bool (*supported)();
+};
+
+// Best first.
+constexpr std::array kCandidates = {
+#if defined(__x86_64__)
+    Candidate{&isa_avx512_vnni::kTable, has_avx512_vnni},
+    Candidate{&isa_avx512::kTable, has_avx512},
+    Candidate{&isa_avx2::kTable, has_avx2},
+#endif
+    Candidate{&isa_baseline::kTable, always},
+};
+
+}  // namespace
+
+std::vector<const KernelTable*> supported_kernels() {
+  std::vector<const KernelTable*> tables;
+  for (const Candidate& c : kCandidates) {
+    if (c.supported()) tables.push_back(c.table);
+  }
+  return tables;
+}
+
+const KernelTable* best_kernels() { return supported_kernels().front(); }
+
+const KernelTable* kernels_by_name(const char* isa) {
+  for (const KernelTable* table : supported_kernels()) {
+    if (std::strcmp(table->isa, isa) == 0) return table;
+  }
+  return nullptr;
+}
+
+}  // namespace vllm

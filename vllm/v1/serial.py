@@ -21,14 +21,13 @@ class EngineReady(msgspec.Struct, array_like=True):
     """First word of an engine process that can serve.
 
     `max_request_tokens` is how many tokens of one request the KV pool can hold; `phases` are the
-    seconds that each part of the start took, in order.
+    seconds that each part of the start took, in order; `kernels` says what the model runs on.
     """
 
     num_gpu_blocks: int
     max_request_tokens: int
     phases: dict[str, float]
     kernels: str = ""
-    num_threads: int = 0
 
 
 class EngineFailed(msgspec.Struct, array_like=True):

@@ -268,6 +268,8 @@ class AsyncLLM:
             raise
         self.front_end.inputs.limit_context(ready.max_request_tokens)
         await asyncio.to_thread(self.front_end.get_tokenizer)
+        for message in self.front_end.greeting():
+            self._submit(message)
         self.ready = ready
         self._output_task = asyncio.create_task(self._run())
         return ready
@@ -318,8 +320,8 @@ class AsyncLLM:
             return False
         requests, processed = self.front_end.outputs.resume()
         self._finish_slice(processed)
-        for request in requests:
-            self._submit(request)
+        for message in (*self.front_end.greeting(), *requests):
+            self._submit(message)
         logger.info("The engine is back; %d requests continue.", len(requests))
         self._fail_calls(error)
         return True

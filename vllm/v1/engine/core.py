@@ -25,6 +25,7 @@ from vllm.v1.messages import (
     UtilityCall,
     UtilityResult,
 )
+from vllm.v1.request import Request
 from vllm.v1.serial import EngineCoreMessage, EngineReady
 
 if TYPE_CHECKING:
@@ -46,13 +47,18 @@ class EngineCore:
             kv_layers = self.executor.load_model()
         cache = vllm_config.cache_config
         self.num_gpu_blocks = cache.num_gpu_blocks
-        kv_cache_config = make_kv_cache_config(kv_layers, cache.num_gpu_blocks, cache.block_size)
+        kv_cache_config = make_kv_cache_config(
+            kv_layers,
+            cache.num_gpu_blocks,
+            cache.block_size,
+            vllm_config.model_config.max_model_len,
+        )
         with timed(self.phases, "allocate KV cache, warm up"):
             self.executor.initialize_cache(kv_cache_config)
         self.scheduler = Scheduler(vllm_config, kv_cache_config)
         self._utilities: dict[str, Callable[..., object]] = {
             "reset_prefix_cache": self.scheduler.reset_prefix_cache,
-            "describe": self.executor.describe,
+            "call_worker": self.executor.call,
         }
         self._num_failed_steps = 0
 
@@ -73,7 +79,9 @@ class EngineCore:
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
         """Queue one request. What the scheduler refuses comes back as its finished output."""
         try:
-            self.scheduler.add_request(message)
+            self.scheduler.add_request(
+                Request.from_message(message, self.scheduler.max_request_tokens + 1)
+            )
         except RequestError as error:
             return EngineCoreOutput(
                 message.request_id, [], finish_reason=FinishReason.ERROR, error=error.message
@@ -82,7 +90,8 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> EngineCoreOutputs:
         """Drop requests and free their blocks; unknown ids have ended already."""
-        return self.scheduler.finish_requests(request_ids)
+        outputs = self.scheduler.finish_requests(request_ids)
+        return EngineCoreOutputs(outputs, self.scheduler.make_stats(), None, time.monotonic())
 
     def call_utility(self, call: UtilityCall) -> UtilityResult:
         """Answer a control call; its errors go to the caller."""
@@ -97,13 +106,11 @@ class EngineCore:
 
     def ready_message(self) -> EngineReady:
         """What the front end and the start-up log need to know."""
-        facts = self.executor.describe()
         return EngineReady(
             num_gpu_blocks=self.num_gpu_blocks,
-            max_request_tokens=self.scheduler.max_request_tokens(),
+            max_request_tokens=self.scheduler.max_request_tokens,
             phases=self.phases,
-            kernels=str(facts.get("kernels", "")),
-            num_threads=int(str(facts.get("num_threads", 0))),
+            kernels=str(self.executor.call("describe")),
         )
 
     def shutdown(self) -> None:

@@ -21,8 +21,9 @@ from vllm.v1.engine.input_processor import InputProcessor, SeedSource
 from vllm.v1.engine.output_processor import OutputProcessor, Processed
 from vllm.v1.engine.output_queue import OutputQueue
 from vllm.v1.engine.parallel_sampling import fan_out
-from vllm.v1.messages import EngineCoreRequest, SchedulerStats
+from vllm.v1.messages import EngineCoreRequest, SchedulerStats, UtilityCall
 from vllm.v1.metrics.loggers import StatLogger
+from vllm.v1.serial import EngineCoreMessage
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -32,6 +33,9 @@ MAX_RESTARTS = 3
 """An engine that dies more often than this within RESTART_WINDOW_S stays dead."""
 
 RESTART_WINDOW_S = 600.0
+
+NO_ANSWER = -1
+"""Id of a control call whose answer nobody waits for."""
 
 
 class FrontEnd:
@@ -71,6 +75,14 @@ class FrontEnd:
         from vllm.transformers_utils.tokenizer import get_tokenizer
 
         return get_tokenizer(model.tokenizer, model.tokenizer_mode, model.tokenizer_revision)
+
+    def greeting(self) -> list[EngineCoreMessage]:
+        """What a new engine must be told before its first request."""
+        tokenizer = self.get_tokenizer()
+        if tokenizer is None:
+            return []
+        call = UtilityCall(NO_ANSWER, "call_worker", ["limit_tokens", tokenizer.vocab_size])
+        return [call]
 
     def make_request(
         self,

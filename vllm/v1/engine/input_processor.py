@@ -13,7 +13,7 @@ from vllm import envs
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.sampling_params import SamplingParams
-from vllm.v1.executor.base import resolve_dotted
+from vllm.utils.dotted import resolve_dotted
 from vllm.v1.messages import EngineCoreRequest
 
 if TYPE_CHECKING:
@@ -118,10 +118,8 @@ class InputProcessor:
         if limit == -1:
             limit = max(1, self.context - (params.max_tokens or 1))
         if not 1 <= limit < self.context:
-            _fail(
-                "truncate_prompt_tokens",
-                f"truncate_prompt_tokens is {limit}; it must be -1 or from 1 to {self.context - 1}.",
-            )
+            allowed = f"it must be -1, or from 1 to {self.context - 1}"
+            _fail("truncate_prompt_tokens", f"truncate_prompt_tokens is {limit}; {allowed}.")
         return ids[-limit:]
 
     def _fit(self, token_ids: list[int], params: SamplingParams) -> None:
@@ -234,10 +232,8 @@ def _tokenization_options(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     options = dict(kwargs or {})
     unknown = options.keys() - _TOKENIZATION_KEYS
     if unknown:
-        _fail(
-            "tokenization_kwargs",
-            f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(sorted(_TOKENIZATION_KEYS))}.",
-        )
+        known = ", ".join(sorted(_TOKENIZATION_KEYS))
+        _fail("tokenization_kwargs", f"unknown: {', '.join(sorted(unknown))}; known: {known}.")
     return options
 
 

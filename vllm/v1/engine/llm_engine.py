@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core_client import InprocClient, ProcessClient
-from vllm.v1.engine.front_end import FrontEnd
+from vllm.v1.engine.front_end import NO_ANSWER, FrontEnd
 from vllm.v1.engine.input_processor import SeedSource
 from vllm.v1.engine.output_processor import Processed
 from vllm.v1.messages import EngineCoreOutputs, UtilityCall, UtilityResult
@@ -50,6 +50,8 @@ class LLMEngine:
             self._client.shutdown()
             raise
         self.front_end.inputs.limit_context(self.ready.max_request_tokens)
+        for message in self.front_end.greeting():
+            self._client.submit(message)
 
     @classmethod
     def from_engine_args(
@@ -148,7 +150,7 @@ class LLMEngine:
         self._client.shutdown()
 
     def _take(self, frame: EngineCoreOutputs) -> None:
-        if frame.utility is not None:
+        if frame.utility is not None and frame.utility.call_id != NO_ANSWER:
             self._results[frame.utility.call_id] = frame.utility
         processed = None
         if frame.outputs:
@@ -172,8 +174,8 @@ class LLMEngine:
         self._client.restart()
         requests, processed = self.front_end.outputs.resume()
         self._finish(processed)
-        for request in requests:
-            self._client.submit(request)
+        for message in (*self.front_end.greeting(), *requests):
+            self._client.submit(message)
 
     def _call(self, method: str, *args: object) -> object:
         call_id = next(self._call_ids)

@@ -83,6 +83,7 @@ class OutputProcessor:
             except Exception:
                 logger.exception("Handling the output of request %s failed", output.request_id)
                 processed.to_abort.append(output.request_id)
+                state.detokenizer = None  # whatever text it holds can't be trusted
                 self._fail_state(state, "Handling the request's output failed.", processed)
         return processed
 

@@ -1,10 +1,10 @@
 """One call, many ranks: what the engine core needs from whatever runs the model."""
 
 from abc import ABC, abstractmethod
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
+from vllm.utils.dotted import resolve_dotted
 from vllm.v1.messages import KVCacheConfig, KVLayerSpec, ModelRunnerOutput, SchedulerOutput
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Executor(ABC):
         """Run one step."""
 
     @abstractmethod
-    def describe(self) -> dict[str, object]:
-        """Facts for the start-up log: `kernels` (str), `num_threads` (int)."""
+    def call(self, method: str, *args: object) -> object:
+        """A control call that every rank answers; rank 0's answer. See Worker.CALLS."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -53,12 +53,3 @@ def get_executor_class(vllm_config: "VllmConfig") -> type[Executor]:
     if not (isinstance(found, type) and issubclass(found, Executor)):
         raise ConfigError(f"--distributed-executor-backend {backend} is not an Executor class.")
     return found
-
-
-def resolve_dotted(path: str) -> Any:
-    """The object that `module:name` or `module.name` names."""
-    module, _, name = path.replace(":", ".").rpartition(".")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path} can't be imported: {error}") from error

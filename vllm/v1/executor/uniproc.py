@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.executor.base import Executor, resolve_dotted
+from vllm.utils.dotted import resolve_dotted
+from vllm.v1.executor.base import Executor
 from vllm.v1.messages import KVCacheConfig, KVLayerSpec, ModelRunnerOutput, SchedulerOutput
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ class UniProcExecutor(Executor):
         output: ModelRunnerOutput = self.worker.execute_model(scheduled)
         return output
 
-    def describe(self) -> dict[str, object]:
-        facts: dict[str, object] = self.worker.describe()
-        return facts
+    def call(self, method: str, *args: object) -> object:
+        answer: object = self.worker.call(method, *args)
+        return answer
 
     def shutdown(self) -> None:
         self.worker.shutdown()

@@ -29,7 +29,7 @@ class Driver:
         counts = [len(ids) for ids in tokens.values()]
         starts = np.cumsum([0, *counts]).astype(np.int32)
         positions = np.concatenate(
-            [np.arange(self.lengths[s], self.lengths[s] + n) for s, n in zip(tokens, counts)]
+            [self.lengths[s] + np.arange(n) for s, n in zip(tokens, counts, strict=True)]
         ).astype(np.int32)
         for seq, count in zip(tokens, counts, strict=True):
             self.lengths[seq] += count

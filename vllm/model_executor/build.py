@@ -5,13 +5,14 @@ Decides the order of loading. Invariant: all refusals happen before weights are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import ConfigError
 from vllm.ir.graph import Graph
 from vllm.ir.passes import optimize
+from vllm.ir.values import Form, Part
 from vllm.model_executor.model import Model, StepLimits
 from vllm.model_executor.models.decoder import LM_HEAD, build_graph
 from vllm.model_executor.models.hf_config import HfConfig
@@ -26,6 +27,8 @@ from vllm.v1.messages import KVLayerSpec
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+Passes = Callable[[Graph, Callable[[Part], Form]], Graph]
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,9 @@ def load_native(options: ModelOptions) -> Model:
     return NativeModel(graph, loaded, kv_layers(spec), options.limits, options.is_eager)
 
 
-def load_reference(options: ModelOptions) -> Model:
+def load_reference(options: ModelOptions, passes: Passes = optimize) -> Model:
     """The same model in numpy, for tests."""
-    spec, graph, tensors = _prepare(options)
+    spec, graph, tensors = _prepare(options, passes)
     return ReferenceModel(graph, load(graph, tensors, FloatMatrix), kv_layers(spec))
 
 
@@ -82,7 +85,9 @@ def kv_layers(spec: DecoderSpec) -> list[KVLayerSpec]:
     return [KVLayerSpec(spec.num_kv_heads, spec.head_dim, layer.window) for layer in spec.layers]
 
 
-def _prepare(options: ModelOptions) -> tuple[DecoderSpec, Graph, NamedTensors]:
+def _prepare(
+    options: ModelOptions, passes: Passes = optimize
+) -> tuple[DecoderSpec, Graph, NamedTensors]:
     hf = HfConfig(options.hf_config, options.max_model_len, options.dtype)
     if hf.arch.quant_method is not None:
         raise ConfigError(
@@ -97,7 +102,7 @@ def _prepare(options: ModelOptions) -> tuple[DecoderSpec, Graph, NamedTensors]:
     graph = build_graph(spec, options.max_model_len)
     check_complete(graph, tensors)
     form_of = form_chooser(tensors.describe, tensors.names(), options.dtype)
-    return spec, optimize(graph, form_of), tensors
+    return spec, passes(graph, form_of), tensors
 
 
 def _open(options: ModelOptions, spec: DecoderSpec) -> Checkpoint:

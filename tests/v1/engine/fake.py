@@ -4,6 +4,7 @@
 with `continuation`.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ class _Sequence:
 
 
 class FakeExecutor(Executor):
-    """Follows the scheduler as a worker does."""
+    """Follows the scheduler as a worker does. `--seed` is how many microseconds a step takes."""
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__(vllm_config)
@@ -65,6 +66,7 @@ class FakeExecutor(Executor):
         self.kv_cache_config = kv_cache_config
 
     def execute_model(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        time.sleep(self.vllm_config.model_config.seed * 1e-6)
         for request_id in scheduled.finished_req_ids:
             self.sequences.pop(request_id, None)
         for new in scheduled.new_reqs:

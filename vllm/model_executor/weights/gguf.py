@@ -76,10 +76,10 @@ class GGUFCheckpoint:
         info = self._infos[name]
         data = np.frombuffer(self._file.map_of(info), np.uint8, info.nbytes, info.offset)
         tensor = RawTensor(name, info.shape, info.type.name, data)
-        head_count = self._paired_heads(name)
-        if not head_count:
+        key = self._head_count_key(name)
+        if key is None:
             return tensor
-        order = _halves_order(self._checked_heads(info, head_count), head_count)
+        order = _halves_order(info.shape[0], self._num_heads(info, key))
         rows = data.reshape(info.shape[0], -1)[order]
         return RawTensor(name, info.shape, info.type.name, rows.reshape(-1))
 
@@ -98,25 +98,28 @@ class GGUFCheckpoint:
             infos[hf_name] = info
         return infos
 
-    def _paired_heads(self, name: str) -> int:
-        """The number of heads whose rows must be put in order; 0 for every other tensor."""
+    def _head_count_key(self, name: str) -> str | None:
+        """The metadata key that tells how the rows of `name` must be put in order, if they must."""
         if self._architecture not in _PAIRED_ROPE:
-            return 0
-        heads = self._file.get(f"{self._architecture}.attention.head_count", 0)
+            return None
+        all_heads = f"{self._architecture}.attention.head_count"
         if ".self_attn.q_proj." in name:
-            return int(heads)
+            return all_heads
         if ".self_attn.k_proj." in name:
-            return int(self._file.get(f"{self._architecture}.attention.head_count_kv", heads))
-        return 0
+            return f"{all_heads}_kv" if f"{all_heads}_kv" in self._file else all_heads
+        return None
 
-    def _checked_heads(self, info: TensorInfo, head_count: int) -> int:
+    def _num_heads(self, info: TensorInfo, key: str) -> int:
+        value = self._file.get(key)
+        num_heads = value[0] if isinstance(value, list) and value else value
         num_rows = info.shape[0]
-        if num_rows % (2 * head_count) or (info.type.block_size > 1 and len(info.shape) == 1):
+        is_one_row = info.type.block_size > 1 and len(info.shape) == 1
+        if type(num_heads) is not int or num_heads < 1 or num_rows % (2 * num_heads) or is_one_row:
             raise ModelFileError(
                 f"{self._file.path}: tensor {shown(info.name)} has {num_rows} rows, which are "
-                f"not {head_count} heads of an even size"
+                f"not heads of an even size ({key} is {shown(value)})"
             )
-        return num_rows
+        return num_heads
 
 
 def _hf_name(name: str, layer_names: dict[str, str]) -> str:

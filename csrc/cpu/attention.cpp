@@ -22,7 +22,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "kernels.h"
+#include "isa.h"
 #include "simd.h"
 
 namespace vllm {

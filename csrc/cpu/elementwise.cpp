@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels.h"
+#include "isa.h"
 #include "quantize.h"
 #include "simd.h"
 

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels.h"
+#include "isa.h"
 #include "simd.h"
 
 namespace vllm {
@@ -110,7 +110,8 @@ int32_t count_at_least(const Row& row, float bound) {
 
 int32_t find_first(const Row& row, const float* block_max, float value) {
   const int64_t b = std::find(block_max, block_max + row.blocks(), value) - block_max;
-  return static_cast<int32_t>(std::find(row.x + b * kBlock, row.x + row.block_end(b), value) - row.x);
+  const float* found = std::find(row.x + b * kBlock, row.x + row.block_end(b), value);
+  return static_cast<int32_t>(found - row.x);
 }
 
 int32_t argmax(const Row& row, Candidates& c) {
@@ -120,10 +121,15 @@ int32_t argmax(const Row& row, Candidates& c) {
 
 // ---- candidates -------------------------------------------------------------------------------
 
+// A type of this ISA's own, so that the linker does not merge the selection of different ISAs.
+struct Greater {
+  bool operator()(float a, float b) const { return a > b; }
+};
+
 // The n-th largest of `size` values; `copy` is overwritten.
 float nth_largest(const float* values, int64_t size, int64_t n, float* copy) {
   std::copy(values, values + size, copy);
-  std::nth_element(copy, copy + n - 1, copy + size, std::greater<float>());
+  std::nth_element(copy, copy + n - 1, copy + size, Greater());
   return copy[n - 1];
 }
 
@@ -331,7 +337,8 @@ struct LogSoftmax {
   float top;
   float log_total = NAN;
   LogSoftmax(const Row& row, Candidates& c) : top(scan(row, c.block_value)) {
-    if (std::isfinite(top)) log_total = static_cast<float>(std::log(weigh(row, top, 1.0f, nullptr)));
+    if (!valid()) return;
+    log_total = static_cast<float>(std::log(weigh(row, top, 1.0f, nullptr)));
   }
   bool valid() const { return std::isfinite(top); }
   float operator()(float x) const { return x - top - log_total; }

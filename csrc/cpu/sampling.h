@@ -43,7 +43,7 @@ struct SampleArgs {
 
 // Per thread: five arrays of one value per token, and two of one value per block of tokens.
 constexpr int64_t kSampleBlock = 128;
-inline size_t sample_scratch_bytes(int64_t vocab) {
+[[gnu::always_inline]] inline size_t sample_scratch_bytes(int64_t vocab) {
   const int64_t padded = (vocab + kSampleBlock - 1) / kSampleBlock * kSampleBlock;
   return static_cast<size_t>(padded * 5 + padded / kSampleBlock * 2 + 64) * sizeof(float);
 }
@@ -52,7 +52,7 @@ inline size_t sample_scratch_bytes(int64_t vocab) {
 struct Philox {
   uint32_t x[4];
 
-  static Philox bits(const uint32_t (&counter)[4], uint32_t k0, uint32_t k1) {
+  [[gnu::always_inline]] static Philox bits(const uint32_t (&counter)[4], uint32_t k0, uint32_t k1) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     for (int round = 0; round < 10; ++round) {
       const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;
@@ -66,7 +66,7 @@ struct Philox {
   }
 
   // A number of 53 bits in [0, 1) that belongs to this seed and position alone.
-  static double uniform(int64_t seed, int64_t position) {
+  [[gnu::always_inline]] static double uniform(int64_t seed, int64_t position) {
     const auto s = static_cast<uint64_t>(seed), p = static_cast<uint64_t>(position);
     const Philox r = bits({static_cast<uint32_t>(p), static_cast<uint32_t>(p >> 32), 0, 0},
                           static_cast<uint32_t>(s), static_cast<uint32_t>(s >> 32));

@@ -41,13 +41,14 @@ enum class SourceType : int32_t {
 // ---- activations ----------------------------------------------------------------------------
 
 // One row of k activations quantised per 32 (k padded to a multiple of 32 with zeros):
-//   [ int8 q[k_pad] | float scale[k_pad/32] | float sum[k_pad/32] ],  sum = scale * sum(q).
+//   [ int8 q[k_pad] | float scale[k_pad/32] | float sum[k_pad/32] | int32 correction[k_pad/16] ]
+//   sum = scale * sum(q);  correction = -128 * sum of 16 q.
 // Rows are q8_row_bytes(k) apart (a multiple of 64).
 constexpr int kQ8Group = 32;
 inline int64_t q8_padded(int64_t k) { return (k + kQ8Group - 1) / kQ8Group * kQ8Group; }
 inline int64_t q8_row_bytes(int64_t k) {
   const int64_t kp = q8_padded(k);
-  return (kp + kp / kQ8Group * 8 + 63) / 64 * 64;
+  return (kp + kp / kQ8Group * 16 + 63) / 64 * 64;
 }
 
 // ---- one step -------------------------------------------------------------------------------

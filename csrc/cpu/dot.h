@@ -1,0 +1,132 @@
+// Dot products of bytes, four to a 32-bit lane; all of them exact.
+//
+// A weight vector holds four consecutive k of kLanes rows; an activation vector the same four k of
+// one row in every lane.
+//
+//   ISA            u4 x s8                        s8 x s8
+//   baseline       pmaddwd on 16-bit values       the same
+//   avx2, avx512   vpmaddubsw, up to 8 sums       |w| x sign(w) x: vpmaddubsw + vpmaddwd
+//                  in 16 bits, then vpmaddwd
+//   avx512_vnni    vpdpbusd                       vpdpbusd on w + 128, minus 128 sum(x)
+//   neon           smull + saddlp                 the same
+//   neon_dot       sdot                           sdot
+#pragma once
+#include "simd.h"
+
+namespace vllm {
+namespace VLLM_ISA {
+
+VLLM_INLINE IVec load_bytes(const void* p) { return load_as<IVec>(p); }
+VLLM_INLINE IVec broadcast4(const int8_t* p) { return iset1(load_as<int32_t>(p)); }
+
+// The low and the high nibble of every byte.
+VLLM_INLINE IVec low_nibbles(IVec v) { return v & iset1(0x0f0f0f0f); }
+VLLM_INLINE IVec high_nibbles(IVec v) {
+  typedef uint32_t UVec __attribute__((vector_size(4 * kLanes)));
+  return reinterpret_cast<IVec>(reinterpret_cast<UVec>(v) >> 4) & iset1(0x0f0f0f0f);
+}
+
+// Added to a stored q8 byte (modulo 256), so that vpdpbusd can take it as unsigned.
+#if defined(__AVX512VNNI__)
+constexpr uint8_t kByteBias = 128;
+#else
+constexpr uint8_t kByteBias = 0;
+#endif
+
+// What a sum of biased products starts from; `correction` is -128 times the sum of the activations.
+VLLM_INLINE IVec correction(const int32_t* p) {
+  if constexpr (kByteBias != 0) return iset1(*p);
+  return izero();
+}
+
+#if defined(__AVX512F__)
+typedef __m512i Raw;
+#elif defined(__AVX2__)
+typedef __m256i Raw;
+#elif defined(__SSE2__)
+typedef __m128i Raw;
+#else
+typedef int8x16_t Raw;
+#endif
+VLLM_INLINE Raw raw(IVec v) { return reinterpret_cast<Raw>(v); }
+
+// Nibble sums: dot_u4 at most eight times from zero, then dot_u4_end. In 16 bits the sums are at
+// most 8 * 2 * 15 * 127 = 30480.
+// Byte weights: prepared once per vector, used for several activation rows. In 16 bits two products
+// are at most 2 * 128 * 127 = 32512.
+
+#if defined(__AVX512VNNI__)
+
+VLLM_INLINE IVec dot_u4(IVec sum, IVec w, IVec x) {
+  return reinterpret_cast<IVec>(_mm512_dpbusd_epi32(raw(sum), raw(w), raw(x)));
+}
+VLLM_INLINE IVec dot_u4_end(IVec sum) { return sum; }
+
+struct ByteWeights { IVec biased; };
+VLLM_INLINE ByteWeights byte_weights(IVec w) { return {w}; }
+VLLM_INLINE IVec dot_s8(IVec sum, ByteWeights w, IVec x) { return dot_u4(sum, w.biased, x); }
+
+#elif defined(__AVX512BW__)
+
+VLLM_INLINE IVec dot_u4(IVec sum, IVec w, IVec x) {
+  return reinterpret_cast<IVec>(_mm512_add_epi16(raw(sum), _mm512_maddubs_epi16(raw(w), raw(x))));
+}
+VLLM_INLINE IVec dot_u4_end(IVec sum) {
+  return reinterpret_cast<IVec>(_mm512_madd_epi16(raw(sum), _mm512_set1_epi16(1)));
+}
+
+struct ByteWeights { Raw size; __mmask64 negative; };
+VLLM_INLINE ByteWeights byte_weights(IVec w) {
+  return {_mm512_abs_epi8(raw(w)), _mm512_movepi8_mask(raw(w))};
+}
+VLLM_INLINE IVec dot_s8(IVec sum, ByteWeights w, IVec x) {
+  const Raw signed_x = _mm512_mask_sub_epi8(raw(x), w.negative, _mm512_setzero_si512(), raw(x));
+  return sum + dot_u4_end(reinterpret_cast<IVec>(_mm512_maddubs_epi16(w.size, signed_x)));
+}
+
+#elif defined(__AVX2__)
+
+VLLM_INLINE IVec dot_u4(IVec sum, IVec w, IVec x) {
+  return reinterpret_cast<IVec>(_mm256_add_epi16(raw(sum), _mm256_maddubs_epi16(raw(w), raw(x))));
+}
+VLLM_INLINE IVec dot_u4_end(IVec sum) {
+  return reinterpret_cast<IVec>(_mm256_madd_epi16(raw(sum), _mm256_set1_epi16(1)));
+}
+
+struct ByteWeights { Raw size, sign; };
+VLLM_INLINE ByteWeights byte_weights(IVec w) { return {_mm256_abs_epi8(raw(w)), raw(w)}; }
+VLLM_INLINE IVec dot_s8(IVec sum, ByteWeights w, IVec x) {
+  const Raw signed_x = _mm256_sign_epi8(raw(x), w.sign);
+  return sum + dot_u4_end(reinterpret_cast<IVec>(_mm256_maddubs_epi16(w.size, signed_x)));
+}
+
+#else
+
+struct ByteWeights { IVec w; };
+VLLM_INLINE ByteWeights byte_weights(IVec w) { return {w}; }
+
+VLLM_INLINE IVec dot_s8(IVec sum, ByteWeights weights, IVec x) {
+  const Raw w = raw(weights.w), v = raw(x);
+#if defined(__ARM_FEATURE_DOTPROD)
+  return vdotq_s32(sum, w, v);
+#elif defined(__ARM_NEON)
+  const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(v)));
+  const int32x4_t high = vpaddlq_s16(vmull_s8(vget_high_s8(w), vget_high_s8(v)));
+  return sum + vpaddq_s32(low, high);
+#else
+  auto low = [](Raw b) { return _mm_srai_epi16(_mm_unpacklo_epi8(b, b), 8); };
+  auto high = [](Raw b) { return _mm_srai_epi16(_mm_unpackhi_epi8(b, b), 8); };
+  const __m128 a = _mm_castsi128_ps(_mm_madd_epi16(low(w), low(v)));
+  const __m128 b = _mm_castsi128_ps(_mm_madd_epi16(high(w), high(v)));
+  return sum + reinterpret_cast<IVec>(_mm_shuffle_ps(a, b, 0x88)) +
+         reinterpret_cast<IVec>(_mm_shuffle_ps(a, b, 0xdd));
+#endif
+}
+
+VLLM_INLINE IVec dot_u4(IVec sum, IVec w, IVec x) { return dot_s8(sum, {w}, x); }
+VLLM_INLINE IVec dot_u4_end(IVec sum) { return sum; }
+
+#endif
+
+}  // namespace VLLM_ISA
+}  // namespace vllm

@@ -49,18 +49,17 @@ class Graph:
 
     def check(self) -> None:
         """Raises ValueError naming the node that breaks a rule."""
-        written: dict[str, set[int]] = {}
+        written: dict[str, bytearray] = {}  # a flag per column
         for index, node in enumerate(self.nodes):
             try:
                 OPS[node.op].check(node)
                 for view in OPS[node.op].reads(node):
-                    missing = set(_columns(view)) - written.get(view.buffer.name, set())
-                    if missing:
-                        raise ValueError(f"{view} is read before column {min(missing)} is written")
+                    _check_written(view, written.get(view.buffer.name, b""))
             except ValueError as error:
                 raise ValueError(f"node {index} ({node}): {error}") from None
             for view in OPS[node.op].writes(node):
-                written.setdefault(view.buffer.name, set()).update(_columns(view))
+                flags = written.setdefault(view.buffer.name, bytearray(view.buffer.cols))
+                flags[view.first_col : view.first_col + view.cols] = b"\1" * view.cols
 
     def dump(self) -> str:
         """The graph as text, one line per buffer and node."""
@@ -73,5 +72,8 @@ class Graph:
             yield from node.args.values()
 
 
-def _columns(view: View) -> range:
-    return range(view.first_col, view.first_col + view.cols)
+def _check_written(view: View, flags: bytes | bytearray) -> None:
+    seen = flags[view.first_col : view.first_col + view.cols] or b"\0"
+    if 0 in seen:
+        column = view.first_col + seen.index(0)
+        raise ValueError(f"{view} is read before column {column} is written")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -104,6 +105,12 @@ class Context:
     caches: Mapping[int, LayerCache]
 
 
+_KINDS: dict[Role, type | tuple[type, ...]] = {
+    Role.WEIGHT: Weight,
+    Role.CONST: Const,
+    Role.ATTR: (bool, int, float, str),
+}
+
 Arrays = SimpleNamespace  # the arguments of a node as numpy arrays and scalars
 ShapeCheck = Callable[[Arrays], None]
 Reference = Callable[[Arrays, Context], None]
@@ -135,21 +142,28 @@ class Op:
         return Arrays(**{n: node.args.get(n, p.default) for n, p in self.params.items()})
 
     def reads(self, node: Node) -> Iterator[View]:
-        return self._views(node, (Role.READ, Role.UPDATE))
+        return self._views(node, self._read_names)
 
     def writes(self, node: Node) -> Iterator[View]:
-        return self._views(node, (Role.WRITE, Role.UPDATE))
+        return self._views(node, self._written_names)
 
-    def _views(self, node: Node, roles: tuple[Role, ...]) -> Iterator[View]:
-        for name, param in self.params.items():
+    @cached_property
+    def _read_names(self) -> list[str]:
+        return [n for n, p in self.params.items() if p.role in (Role.READ, Role.UPDATE)]
+
+    @cached_property
+    def _written_names(self) -> list[str]:
+        return [n for n, p in self.params.items() if p.role in (Role.WRITE, Role.UPDATE)]
+
+    def _views(self, node: Node, names: list[str]) -> Iterator[View]:
+        for name in names:
             view = node.view(name)
-            if param.role in roles and view is not None:
+            if view is not None:
                 yield view
 
     def _check_kind(self, name: str, value: object) -> None:
         param = self.params[name]
-        wanted = {Role.WEIGHT: Weight, Role.CONST: Const, Role.ATTR: bool | int | float | str}
-        if not isinstance(value, wanted.get(param.role, View)):
+        if not isinstance(value, _KINDS.get(param.role, View)):
             raise ValueError(f"{self.name}: {name} can't be {value!r}")
         if isinstance(value, View) and value.buffer.dtype != param.dtype:
             raise ValueError(f"{self.name}: {name} must be {param.dtype}, {value} is not")

@@ -134,18 +134,18 @@ def _slice_const(bias: Const, run: Weight) -> Const:
 def quantize_inputs(graph: Graph) -> Graph:
     """Linears with a quantised weight read q8 rows; each buffer is quantised once per value."""
     nodes: list[Node] = []
-    current: dict[View, Buffer] = {}
+    current: dict[str, dict[View, Buffer]] = {}  # by the name of the buffer that is quantised
     for node in graph.nodes:
         weight, x = node.args.get("w"), node.view("x")
         if isinstance(weight, Weight) and x and weight.form and weight.form.is_quantized:
-            if x not in current:
-                name = f"{x.buffer.name}.q8" if x.cols == x.buffer.cols else f"{x}.q8"
-                current[x] = Buffer(name, x.buffer.rows, x.cols, "q8")
-                nodes.append(Node("quantize", {"x": x, "out_q8": current[x].all}))
-            node = node.with_args(x=None, x_q8=current[x].all)
+            copies = current.setdefault(x.buffer.name, {})
+            if x not in copies:
+                copies[x] = Buffer(f"{x}.q8", x.buffer.rows, x.cols, "q8")
+                nodes.append(Node("quantize", {"x": x, "out_q8": copies[x].all}))
+            node = node.with_args(x=None, x_q8=copies[x].all)
         nodes.append(node)
-        changed = {view.buffer for view in OPS[node.op].writes(node)}
-        current = {x: q8 for x, q8 in current.items() if x.buffer not in changed}
+        for view in OPS[node.op].writes(node):
+            current.pop(view.buffer.name, None)
     return graph.with_nodes(nodes)
 
 

@@ -51,7 +51,6 @@ class _Decoder:
             self.attention(index, layer)
             self.mlp(index)
         self.head()
-        self.graph.check()
         return self.graph
 
     # ---- branches of a layer ------------------------------------------------------------------

@@ -75,17 +75,13 @@ Weight::Weight(const KernelTable& kernels, WeightKind kind, int32_t group, bool 
   check_range("k", k, 1, kMaxDim);
   const bool quantised = kind == WeightKind::q8 || kind == WeightKind::q4;
   if (!quantised && (group != 0 || has_min)) fail("a float weight has no group and no min");
-  if (quantised && group != 16 && group != 32 && group != 64 && group != 128) {
-    fail("group is " + str(group) + "; it must be 16, 32, 64 or 128");
-  }
-  if (quantised && k % group != 0) {
-    fail("k is " + str(k) + "; it must be a multiple of the group, " + str(group));
-  }
   const int64_t bytes = kernels.packed_bytes(kind, group, has_min, n, k);
-  if (bytes <= 0) fail("this kind of weight can't be packed with group " + str(group));
+  if (bytes <= 0) fail("no kernel for weights of this kind with group " + str(group));
+  int64_t n_pad = n;   // as many rows as these bytes hold: whole panels
+  while (kernels.packed_bytes(kind, group, has_min, n_pad + 1, k) == bytes) ++n_pad;
   memory_ = Mapping(static_cast<size_t>(bytes));
   memory_.prefer_huge_pages();
-  packed_ = {kind, group, has_min, n, k, n, memory_.data(), static_cast<size_t>(bytes)};
+  packed_ = {kind, group, has_min, n, k, n_pad, memory_.data(), static_cast<size_t>(bytes)};
 }
 
 void Weight::pack(ThreadPool& pool, int64_t row0, int64_t n_rows, const void* src,

@@ -1,4 +1,4 @@
-"""A paged KV cache with scattered blocks, filled from plain keys and values, and attention on it."""
+"""Attention over a paged KV cache with scattered blocks, filled from plain keys and values."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,14 +3,11 @@
 Decoding is typed: a frame either becomes a value of `messages.py` or raises.
 """
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, UtilityCall
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 AbortedIds: TypeAlias = list[str]
 EngineCoreMessage: TypeAlias = EngineCoreRequest | AbortedIds | UtilityCall
@@ -77,15 +74,3 @@ def decode_first_word(frame: bytes) -> EngineReady | EngineFailed:
     """Front end side."""
     kind: type[EngineReady | EngineFailed] = EngineReady if frame[:1] == b"+" else EngineFailed
     return msgspec.msgpack.decode(memoryview(frame)[1:], type=kind)
-
-
-def encode_config(config: "VllmConfig") -> bytes:
-    """The whole configuration as plain data."""
-    return _ENCODER.encode(config)
-
-
-def decode_config(frame: bytes) -> "VllmConfig":
-    """The inverse; every field is checked against its declared type."""
-    from vllm.config import VllmConfig
-
-    return msgspec.msgpack.decode(frame, type=VllmConfig)

@@ -140,9 +140,8 @@ def fake_config(folder: Path, **overrides: Any) -> Any:
         model_config=given(
             model=str(folder),
             path=str(folder),
-            tokenizer=str(folder),
+            tokenizer_path=str(folder),
             tokenizer_mode="auto",
-            tokenizer_revision=None,
             skip_tokenizer_init=False,
             max_model_len=512,
             max_logprobs=20,

@@ -19,14 +19,12 @@ from vllm.v1.messages import EngineCoreOutputs
 from vllm.v1.serial import (
     EngineCoreMessage,
     EngineFailed,
-    decode_config,
     decode_message,
     encode_first_word,
     encode_outputs,
 )
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.engine.core import EngineCore
 
 INPUT_SOCKET = "in.sock"
@@ -42,16 +40,16 @@ def main() -> None:
     if config is None:
         _end(directory, 1)
     else:
-        _end(directory, serve(decode_config(config), control, directory))
+        _end(directory, serve(config, control, directory))
 
 
-def serve(vllm_config: "VllmConfig", control: socket.socket, directory: str) -> int:
+def serve(config: bytes, control: socket.socket, directory: str) -> int:
     """Load the model, say so, run the loop; returns the exit status."""
     from vllm.logger import init_logger
 
     logger = init_logger("vllm.v1.engine.core")
     try:
-        core = _load(vllm_config)
+        core = _load(config)
     except Exception as error:
         known = type(error).__name__ in ("ConfigError", "ModelFileError")
         if not known:
@@ -110,10 +108,12 @@ class ZmqChannel:
         self._output.send(encode_outputs(outputs))
 
 
-def _load(vllm_config: "VllmConfig") -> "EngineCore":
+def _load(config: bytes) -> "EngineCore":
     start = time.monotonic()
+    from vllm.config import VllmConfig
     from vllm.v1.engine.core import EngineCore
 
+    vllm_config = VllmConfig.from_json(config)
     imported = time.monotonic() - start
     core = EngineCore(vllm_config)
     core.phases = {"import the engine": imported, **core.phases}

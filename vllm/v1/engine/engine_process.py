@@ -25,7 +25,6 @@ from vllm.v1.serial import (
     EngineReady,
     decode_first_word,
     decode_outputs,
-    encode_config,
     encode_message,
 )
 
@@ -60,7 +59,7 @@ class EngineProcess:
         self.output.bind(f"ipc://{self.directory}/{OUTPUT_SOCKET}")
         self._input = self._socket(zmq.PUSH)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            send_message(self.control, encode_config(vllm_config))
+            send_message(self.control, vllm_config.to_json())
 
     def wait_ready(self, timeout_s: float | None = None) -> EngineReady:
         """Wait for the first word. Raises the start's own error, or EngineDeadError."""

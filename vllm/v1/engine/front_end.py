@@ -74,7 +74,7 @@ class FrontEnd:
             return None
         from vllm.transformers_utils.tokenizer import get_tokenizer
 
-        return get_tokenizer(model.tokenizer, model.tokenizer_mode, model.tokenizer_revision)
+        return get_tokenizer(model.tokenizer_path, model.tokenizer_mode)
 
     def greeting(self) -> list[EngineCoreMessage]:
         """What a new engine must be told before its first request."""

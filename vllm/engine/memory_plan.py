@@ -1,0 +1,149 @@
+"""Divides the memory: weights and working memory first, the KV cache gets what is left."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from vllm import envs
+from vllm.config.memory import GIB, MemoryPlan, gib
+from vllm.config.vllm import VllmConfig
+from vllm.exceptions import ConfigError
+from vllm.transformers_utils.arch import ModelArch
+from vllm.utils.memory import MemoryLimit, memory_limit
+from vllm.v1.core.kv_cache_groups import (
+    make_kv_cache_config,
+    max_concurrency,
+    max_request_tokens,
+    page_bytes,
+)
+from vllm.v1.messages import KVLayerSpec
+
+HEADROOM = GIB // 2
+"""Left free for the interpreter, the front end and the system."""
+
+GGUF_GROWTH = 1.25
+"""Packed block types may be larger than in the file; 6-bit ones are widened to 8."""
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def weights_bytes(path: str, arch: ModelArch, dtype: str, load_format: str) -> int:
+    """Bytes of the packed weights, estimated from the files."""
+    if load_format == "dummy":
+        return _parameters(arch) * DTYPE_BYTES[dtype]
+    location = Path(path)
+    if location.is_file():
+        stem, _, _ = location.name.partition("-00001-of-")
+        parts = location.parent.glob(f"{stem}-0*-of-*.gguf") if stem != location.name else []
+        return int(sum(p.stat().st_size for p in [*parts] or [location]) * GGUF_GROWTH)
+    return sum(p.stat().st_size for p in location.glob("*.safetensors"))
+
+
+def plan_memory(config: VllmConfig, limit: MemoryLimit | None = None) -> VllmConfig:
+    """`config` with max_model_len, num_gpu_blocks and memory_plan filled in.
+
+    Raises ConfigError if not even one request of max_model_len fits.
+    """
+    limit = limit or memory_limit()
+    weights, activations = config.model_config.weights_bytes, _activation_bytes(config)
+    kv_bytes, origin = _kv_bytes(config, limit, weights + activations + HEADROOM)
+    config = _with_length(config, kv_bytes)
+    page, blocks = _page(config), _num_blocks(config, kv_bytes)
+    length = _length(config)
+    kv = make_kv_cache_config(_layers(config), blocks, config.cache_config.block_size, length)
+    concurrency = max_concurrency(kv, length, _step_tokens(config))
+    plan = MemoryPlan(
+        limit.total, limit.source, limit.available, weights, activations, HEADROOM, blocks * page,
+        "--num-gpu-blocks-override" if config.cache_config.num_gpu_blocks_override else origin,
+        page, blocks, int(concurrency * length), concurrency)
+    cache = replace(config.cache_config, num_gpu_blocks=blocks)
+    return replace(config, cache_config=cache, memory_plan=plan)
+
+
+def _arch(config: VllmConfig) -> ModelArch:
+    if config.model_config.arch is None:
+        raise ConfigError("the model's config was not read before memory was planned")
+    return config.model_config.arch
+
+
+def _length(config: VllmConfig) -> int:
+    return int(config.model_config.max_model_len or 0)
+
+
+def _step_tokens(config: VllmConfig) -> int:
+    return int(config.scheduler_config.max_num_batched_tokens or 0)
+
+
+def _layers(config: VllmConfig) -> list[KVLayerSpec]:
+    arch = _arch(config)
+    return [KVLayerSpec(arch.num_kv_heads, arch.head_dim, window)
+            for window in arch.attention_windows]
+
+
+def _page(config: VllmConfig) -> int:
+    cache = config.cache_config
+    return page_bytes(_layers(config), cache.block_size, DTYPE_BYTES[cache.kv_cache_dtype],
+                      _length(config))
+
+
+def _parameters(arch: ModelArch) -> int:
+    heads = (2 * arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
+    layer = arch.hidden_size * (heads + 3 * arch.intermediate_size)
+    tables = 1 if arch.tie_word_embeddings else 2
+    return arch.num_layers * layer + tables * arch.vocab_size * arch.hidden_size
+
+
+def _activation_bytes(config: VllmConfig) -> int:
+    """The arena of a full step: rows of the widest layer, and logits of every request."""
+    arch, scheduler = _arch(config), config.scheduler_config
+    heads = (2 * arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
+    row = 4 * (4 * arch.hidden_size + heads + 3 * arch.intermediate_size)
+    seqs = int(scheduler.max_num_seqs or 0)
+    return _step_tokens(config) * row + 2 * 4 * seqs * arch.vocab_size
+
+
+def _kv_bytes(config: VllmConfig, limit: MemoryLimit, others: int) -> tuple[int, str]:
+    cache = config.cache_config
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
+    if envs.VLLM_CPU_KVCACHE_SPACE:
+        return int(envs.VLLM_CPU_KVCACHE_SPACE * GIB), "VLLM_CPU_KVCACHE_SPACE"
+    share = int(limit.total * cache.gpu_memory_utilization)
+    if share <= limit.available:
+        return max(0, share - others), "--gpu-memory-utilization"
+    return max(0, limit.available - others), "free memory"
+
+
+def _with_length(config: VllmConfig, kv_bytes: int) -> VllmConfig:
+    """Resolve max_model_len "auto" to the longest that fits; refuse one that does not."""
+    length = config.model_config.max_model_len
+    longest = _arch(config).max_position
+    asked = longest if length == "auto" else int(length or 0)
+    probe = replace(config, model_config=replace(config.model_config, max_model_len=asked))
+    override = config.cache_config.num_gpu_blocks_override
+    blocks = override or kv_bytes // _page(probe)
+    kv = make_kv_cache_config(
+        _layers(probe), max(2, blocks), config.cache_config.block_size, asked)
+    fits = max_request_tokens(kv, _step_tokens(config)) if blocks >= 2 else 0
+    if length == "auto" and fits > 0:
+        best = min(asked, fits)
+        return replace(config, model_config=replace(config.model_config, max_model_len=best))
+    if fits < asked and not override:
+        need = int(kv_bytes * asked / fits) if fits else 2 * _page(probe) * asked
+        advice = f"--max-model-len {fits}, or " if fits else ""
+        raise ConfigError(
+            f"The KV cache of one request of {asked:,} tokens needs {gib(need)} GiB, but "
+            f"{gib(kv_bytes)} GiB are available (largest length that fits: {fits:,}). Use "
+            f"{advice}give more memory with --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE.")
+    return probe
+
+
+def _num_blocks(config: VllmConfig, kv_bytes: int) -> int:
+    """Blocks that fit, but not more than max_num_seqs sequences of max_model_len can use."""
+    cache = config.cache_config
+    if cache.num_gpu_blocks_override:
+        return cache.num_gpu_blocks_override
+    fitting = kv_bytes // _page(config)
+    kv = make_kv_cache_config(_layers(config), max(2, fitting), cache.block_size, _length(config))
+    per_request = (fitting - 1) / max_concurrency(kv, _length(config), _step_tokens(config))
+    usable = int(per_request * int(config.scheduler_config.max_num_seqs or 1)) + 2
+    return max(2, min(fitting, usable))

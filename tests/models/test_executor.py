@@ -10,7 +10,7 @@ from tests.models.driver import Driver
 from tests.models.test_families import options, prompt_of
 from tests.models.tiny import save
 from vllm.exceptions import ConfigError
-from vllm.kernels import native
+from vllm.kernels import ops
 from vllm.model_executor.build import load_native, load_reference
 from vllm.model_executor.model import Model
 
@@ -52,14 +52,14 @@ def test_batch_and_chunks_change_no_bit(saved: Any, dtype: str, kv_dtype: str) -
 
 def test_eager_and_threads_change_no_bit(saved: Any) -> None:
     folder, ids = saved
-    threads = native._native.num_threads()
+    threads = ops.num_threads()
     expected = solo(load_native(options(folder)), ids)
     np.testing.assert_array_equal(solo(load_native(options(folder, is_eager=True)), ids), expected)
     try:
-        native._native.set_num_threads(2 if threads == 1 else 1)
+        ops.set_num_threads(2 if threads == 1 else 1)
         np.testing.assert_array_equal(solo(load_native(options(folder)), ids), expected)
     finally:
-        native._native.set_num_threads(threads)
+        ops.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("load", [load_native, load_reference])

@@ -95,15 +95,22 @@ def test_block_types_mean_what_gguf_says(quantized: Any) -> None:
 
 
 def test_native_block_types(quantized: Any) -> None:
-    """The kernels against the reference with the same rounding of activations."""
+    """The kernels err no more than the reference with the same rounding of activations.
+
+    They can't be compared number by number: where two f32 sums differ in the last bit, an
+    activation may round to the next int8, and later layers amplify that.
+    """
     _, path, model = quantized
     ids = prompt_of(model, 64)
+    expected = log_softmax(reference_logits(model, ids))
     reference = log_softmax(Driver(load_reference(options(path))).prefill(ids))
     native = log_softmax(Driver(load_native(options(path))).prefill(ids, [1, 16, 5]))
-    difference = np.abs(native - reference)
-    # Two roundings of an activation to int8 may differ where f32 sums do; it is rare and small.
-    assert np.quantile(difference, 0.99) <= 0.01
-    assert difference.max() <= 0.1
+    assert rms(native - expected) <= 1.25 * rms(reference - expected)
+    assert rms(native - expected) <= 0.1
+
+
+def rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(x * x)))
 
 
 def test_mixed_types_are_split(quantized: Any) -> None:

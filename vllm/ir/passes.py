@@ -14,9 +14,6 @@ from vllm.ir.graph import Graph
 from vllm.ir.ops import OPS
 from vllm.ir.values import Buffer, Const, Form, Node, Part, View, Weight
 
-ALIGNMENT = 64
-Q8_GROUP = 32
-
 
 def optimize(graph: Graph, form_of: Callable[[Part], Form]) -> Graph:
     """All passes, in the order in which they build on each other."""
@@ -160,10 +157,9 @@ class MemoryPlan:
     num_bytes: int
 
 
-def plan_memory(graph: Graph, max_tokens: int, max_logits: int) -> MemoryPlan:
+def plan_memory(graph: Graph, buffer_bytes: Callable[[Buffer], int]) -> MemoryPlan:
     """First fit in the order of first use; a buffer's place is free after its last use."""
     last_use = _last_uses(graph)
-    num_rows = {"tokens": max_tokens, "logits": max_logits}
     offsets: dict[str, int] = {}
     live: list[tuple[int, int, int]] = []  # (start, end, last use), sorted by start
     for index, node in enumerate(graph.nodes):
@@ -171,20 +167,12 @@ def plan_memory(graph: Graph, max_tokens: int, max_logits: int) -> MemoryPlan:
         for buffer in _buffers(node):
             if buffer.name in offsets:
                 continue
-            size = num_rows[buffer.rows] * row_bytes(buffer)
+            size = buffer_bytes(buffer)
             start = _first_gap(live, size)
             offsets[buffer.name] = start
             live = sorted([*live, (start, start + size, last_use[buffer.name])])
-    ends = [offsets[b.name] + num_rows[b.rows] * row_bytes(b) for b in graph.buffers.values()]
+    ends = [offsets[b.name] + buffer_bytes(b) for b in graph.buffers.values()]
     return MemoryPlan(offsets, max(ends, default=0))
-
-
-def row_bytes(buffer: Buffer) -> int:
-    """Distance of two rows: as `buffer_row_bytes` of csrc/cpu/program.h."""
-    if buffer.dtype == "f32":
-        return _round_up(buffer.cols * 4, ALIGNMENT)
-    padded = _round_up(buffer.cols, Q8_GROUP)
-    return _round_up(padded + padded // Q8_GROUP * 8, ALIGNMENT)
 
 
 def _last_uses(graph: Graph) -> dict[str, int]:
@@ -233,7 +221,3 @@ def _number(node: Node, name: str) -> float:
     if not isinstance(value, int | float):
         raise ValueError(f"{node.op}: {name} must be a number, is {value!r}")
     return float(value)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

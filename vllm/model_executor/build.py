@@ -47,15 +47,16 @@ class ModelOptions:
     @classmethod
     def of(cls, config: VllmConfig) -> ModelOptions:
         model, scheduler = config.model_config, config.scheduler_config
-        max_tokens = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+        max_tokens = _resolved("max_num_batched_tokens", scheduler.max_num_batched_tokens)
+        max_seqs = _resolved("max_num_seqs", scheduler.max_num_seqs)
         return cls(
             path=model.path,
             hf_config=model.hf_config,
             dtype=model.dtype,
-            max_model_len=model.max_model_len,
-            limits=StepLimits(max_tokens, scheduler.max_num_seqs, scheduler.max_num_seqs),
+            max_model_len=_resolved("max_model_len", model.max_model_len),
+            limits=StepLimits(max_tokens, max_logits=max_seqs, max_seqs=max_seqs),
             load_format=config.load_config.load_format,
-            seed=model.seed or 0,
+            seed=model.seed,
             is_eager=model.enforce_eager,
         )
 
@@ -83,6 +84,12 @@ def load_reference(options: ModelOptions, passes: Passes = optimize) -> Model:
 def kv_layers(spec: DecoderSpec) -> list[KVLayerSpec]:
     """What each layer keeps per token."""
     return [KVLayerSpec(spec.num_kv_heads, spec.head_dim, layer.window) for layer in spec.layers]
+
+
+def _resolved(name: str, value: int | str | None) -> int:
+    if not isinstance(value, int):
+        raise ConfigError(f"{name} is {value}: the configuration was not resolved")
+    return value
 
 
 def _prepare(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from vllm.ir.graph import Graph
 from vllm.ir.passes import plan_memory
 from vllm.ir.values import Arg, Const, Node, View, Weight
-from vllm.kernels.native import Program
+from vllm.kernels.ops import Program, row_bytes
 from vllm.model_executor.model import StepLimits
 from vllm.model_executor.weights.loader import Loaded
 from vllm.model_executor.weights.packing import NativeMatrix
@@ -66,7 +66,8 @@ def lower(
 ) -> Lowered:
     """The program of a graph, its KV cache bound."""
     program = Program(limits.max_tokens, limits.max_logits, limits.max_seqs)
-    plan = plan_memory(graph, limits.max_tokens, limits.max_logits)
+    num_rows = {"tokens": limits.max_tokens, "logits": limits.max_logits}
+    plan = plan_memory(graph, lambda b: num_rows[b.rows] * row_bytes(b.cols, b.dtype))
     ids = _Ids(
         {
             name: program.buffer(b.rows, b.cols, b.dtype, plan.offsets[name])

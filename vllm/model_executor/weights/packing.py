@@ -78,7 +78,7 @@ class NativeMatrix:
     """A weight in the layout of the running ISA; rows are packed straight from the map."""
 
     def __init__(self, weight: Weight) -> None:
-        from vllm.kernels.native import Weight as PackedWeight
+        from vllm.kernels.ops import Weight as PackedWeight
 
         form = weight.form
         if form is None:

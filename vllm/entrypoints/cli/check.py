@@ -46,7 +46,7 @@ def _origin(key: str, value: object, engine_args: EngineArgs, origins: dict[str,
         return f"file {origins[key]}"
     if key in engine_args.given:
         return "flag"
-    if _FROM_ENV.get(key) in envs.environ:
+    if _FROM_ENV.get(key, "") in envs.environ:
         return f"env {_FROM_ENV[key]}"
     return "default" if value == getattr(engine_args, key) else "model"
 

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <array>
 
+#include "gil.h"
 #include "program.h"
 #include "threads.h"
 
@@ -84,7 +85,7 @@ void weight_pack(Weight& self, int64_t row0, nb::ndarray<nb::ro, nb::c_contig, n
                  const std::string& src_type, int64_t n_rows) {
   const SourceType type = source_type(src_type);
   const auto pool = current_pool();
-  nb::gil_scoped_release release;
+  const ReleasedGil released;
   self.pack(*pool, row0, n_rows, src.data(), src.nbytes(), type);
 }
 
@@ -94,7 +95,7 @@ nb::object weight_unpack(const Weight& self) {
   float* data = owned.get();
   const auto pool = current_pool();
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     self.unpack(*pool, data);
   }
   nb::capsule owner(owned.release(), [](void* p) noexcept { delete[] static_cast<float*>(p); });
@@ -207,7 +208,7 @@ class StepInputs {
 void program_run(Program& self, nb::object params, int64_t first, std::optional<int64_t> last) {
   const StepInputs inputs(self, params);
   const auto pool = current_pool();
-  nb::gil_scoped_release release;
+  const ReleasedGil released;
   self.run(*pool, inputs.step, first, last.value_or(self.num_ops()));
 }
 
@@ -307,5 +308,9 @@ NB_MODULE(_native, m) {
         "src_type"_a, "k"_a);
   define_classes(m);
   define_sampling(m);
-  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&shut_down_pool));
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
+    ReleasedGil::stop_other_threads();
+    shut_down_pool();
+  }));
+  ReleasedGil::watch_forks();
 }

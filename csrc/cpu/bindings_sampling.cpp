@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "gil.h"
 #include "sampling.h"
 #include "threads.h"
 
@@ -44,9 +45,7 @@ class Call {
  public:
   Call(SampleOp op, nb::handle logits) {
     args.op = op;
-    if (!nb::try_cast(logits, logits_, false) || logits_.ndim() != 2 ||
-        (logits_.shape(1) != 0 && logits_.stride(1) != 1) || logits_.shape(1) >= INT32_MAX ||
-        (logits_.shape(0) > 1 && logits_.stride(0) < static_cast<int64_t>(logits_.shape(1)))) {
+    if (!nb::try_cast(logits, logits_, false) || logits_.ndim() != 2 || !has_plain_rows()) {
       bad_array("logits", "a writable array of float32 [rows, vocab] with contiguous rows");
     }
     if (logits_.shape(1) == 0) bad_array("logits", "at least one column wide");
@@ -101,7 +100,7 @@ class Call {
     if (args.rows == 0) return;
     const auto pool = current_pool();
     const KernelTable& kernels = current_kernels();
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     const size_t bytes = sample_scratch_bytes(args.vocab);
     pool->run(
         [&](int ith, int nth) {
@@ -115,6 +114,13 @@ class Call {
   SampleArgs args{};
 
  private:
+  bool has_plain_rows() const {
+    const auto rows = logits_.shape(0), vocab = logits_.shape(1);
+    if (rows == 0 || vocab == 0) return true;   // numpy gives no meaningful strides then
+    return vocab < INT32_MAX && (vocab == 1 || logits_.stride(1) == 1) &&
+           (rows == 1 || logits_.stride(0) >= static_cast<int64_t>(vocab));
+  }
+
   template <class T>
   const T* keep(std::vector<Array<const T>>& arrays, Array<const T> array) {
     arrays.push_back(std::move(array));

@@ -291,9 +291,10 @@ void Program::check_step(const StepParams& step) const {
   check_indices("token_ids", step.token_ids, step.num_tokens, vocab_rows_);
   check_indices("positions", step.positions, step.num_tokens, rope_positions_);
   check_indices("logits_indices", step.logits_indices, step.num_logits, step.num_tokens);
+  const bool has_kv = !kv_uses_.empty();
+  if (has_kv && num_blocks_ == 0) fail("the program has a KV cache: call bind_kv first");
   check_sequences(step);
-  if (kv_uses_.empty()) return;
-  if (num_blocks_ == 0) fail("the program has attention but no KV cache: call bind_kv first");
+  if (!has_kv) return;
   for (int64_t group = 0; group < num_groups_; ++group) check_kv_group(step, group);
 }
 

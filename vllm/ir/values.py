@@ -5,7 +5,7 @@ Plain frozen data without memory behind it; a lowering decides where the values 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -93,13 +93,13 @@ class Weight:
 
 @dataclass(frozen=True, eq=False)
 class Const:
-    """A small f32 array: read from `parts` of the checkpoint plus `offset`, or a given `value`."""
+    """A small f32 array: `parts` of the checkpoint plus `offset`, or what `compute` returns."""
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...] = ()
     offset: float = 0.0
-    value: Floats | None = None
+    compute: Callable[[], Floats] | None = None
 
     def __str__(self) -> str:
         return f"{self.name}<{'x'.join(map(str, self.shape))}>"

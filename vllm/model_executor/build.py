@@ -18,9 +18,7 @@ from vllm.model_executor.models.decoder import LM_HEAD, build_graph
 from vllm.model_executor.models.hf_config import HfConfig
 from vllm.model_executor.models.registry import describe
 from vllm.model_executor.models.spec import DecoderSpec
-from vllm.model_executor.reference import ReferenceModel
 from vllm.model_executor.weights.checkpoint import Checkpoint, open_checkpoint
-from vllm.model_executor.weights.dummy import DummyCheckpoint
 from vllm.model_executor.weights.loader import NamedTensors, check_complete, load
 from vllm.model_executor.weights.packing import FloatMatrix, NativeMatrix, form_chooser
 from vllm.v1.messages import KVLayerSpec
@@ -77,6 +75,8 @@ def load_native(options: ModelOptions) -> Model:
 
 def load_reference(options: ModelOptions, passes: Passes = optimize) -> Model:
     """The same model in numpy, for tests."""
+    from vllm.model_executor.reference import ReferenceModel
+
     spec, graph, tensors = _prepare(options, passes)
     return ReferenceModel(graph, load(graph, tensors, FloatMatrix), kv_layers(spec))
 
@@ -114,5 +114,7 @@ def _prepare(
 
 def _open(options: ModelOptions, spec: DecoderSpec) -> Checkpoint:
     if options.load_format == "dummy":
+        from vllm.model_executor.weights.dummy import DummyCheckpoint
+
         return DummyCheckpoint(build_graph(spec, 1), options.seed)
     return open_checkpoint(options.path, options.load_format)

@@ -35,6 +35,7 @@ class ReferenceModel:
         self.kv_layers = list(kv_layers)
         self.vocab_size = graph.buffers[LOGITS].cols
         self._loaded = loaded
+        self._consts = {name: loaded.const(c) for name, c in graph.consts.items()}
         self._caches: dict[int, LayerCache] = {}
         self._arrays: dict[str, Array] = {}
         self._last: StepInput | None = None
@@ -83,7 +84,7 @@ class ReferenceModel:
             return array[:, arg.first_col : arg.first_col + arg.cols]
         if isinstance(arg, Weight):
             return self._loaded.weights[arg.name].values
-        return self._loaded.consts[arg.name] if isinstance(arg, Const) else arg
+        return self._consts[arg.name] if isinstance(arg, Const) else arg
 
     def _array(self, buffer: Buffer, num_rows: int) -> Array:
         if buffer.name not in self._arrays:

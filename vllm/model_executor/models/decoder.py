@@ -8,7 +8,7 @@ how weights are stored or on what the graph runs.
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
 
 from vllm.ir.graph import Graph
 from vllm.ir.values import Arg, Buffer, Const, Part, View, Weight
@@ -192,9 +192,9 @@ class _Decoder:
         if rope is None:
             return {}
         if rope not in self.rope_tables:
-            table = np.ascontiguousarray(rope.table(self.max_model_len))
-            name = f"rope{len(self.rope_tables)}"
-            self.rope_tables[rope] = Const(name, table.shape, value=table)
+            name, shape = f"rope{len(self.rope_tables)}", (self.max_model_len, rope.rot_dim)
+            compute = partial(rope.table, self.max_model_len)
+            self.rope_tables[rope] = Const(name, shape, compute=compute)
         return {
             "cos_sin": self.rope_tables[rope],
             "rot_dim": rope.rot_dim,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from vllm.attention.backend import StepInput
@@ -56,7 +57,7 @@ class NativeModel:
         buffers = self._lowered.program.arena_bytes if self._lowered else 0
         return {
             "weight_bytes": sum(w.packed.nbytes for w in self._loaded.weights.values()),
-            "const_bytes": sum(c.nbytes for c in self._loaded.consts.values()),
+            "const_bytes": sum(4 * prod(c.shape) for c in self.graph.consts.values()),
             "buffer_bytes": buffers,
         }
 

@@ -74,7 +74,7 @@ def lower(
             for name, b in graph.buffers.items()
         },
         {name: program.weight(w.packed) for name, w in loaded.weights.items()},
-        {name: program.const(c) for name, c in loaded.consts.items()},
+        {name: program.const(loaded.const(c)) for name, c in graph.consts.items()},
         kv_places(config, kv_kind),
     )
     for node in graph.nodes:

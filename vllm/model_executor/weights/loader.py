@@ -68,10 +68,14 @@ class NamedTensors:
 
 @dataclass(frozen=True)
 class Loaded(Generic[P]):
-    """Every weight and constant of a graph, by name."""
+    """Every weight and checkpoint constant of a graph, by name."""
 
     weights: Mapping[str, P]
     consts: Mapping[str, Floats]
+
+    def const(self, const: Const) -> Floats:
+        """Computed ones (rotary tables may have many MB) are made when asked for, not kept."""
+        return const.compute() if const.compute is not None else self.consts[const.name]
 
 
 def check_complete(graph: Graph, tensors: NamedTensors) -> None:
@@ -84,7 +88,7 @@ def check_complete(graph: Graph, tensors: NamedTensors) -> None:
 def load(graph: Graph, tensors: NamedTensors, new_weight: Callable[[Weight], P]) -> Loaded[P]:
     """Fill all weights (packed as `new_weight` does) and constants of a graph with forms."""
     weights = {w.name: _load_weight(w, tensors, new_weight) for w in graph.weights.values()}
-    consts = {c.name: _load_const(c, tensors) for c in graph.consts.values()}
+    consts = {c.name: _load_const(c, tensors) for c in graph.consts.values() if c.parts}
     unused = [name for name in tensors.unused() if not is_ignorable(name)]
     if unused:
         logger.warning("%s: tensors not used: %s", tensors.source, _listed(unused))
@@ -101,8 +105,6 @@ def _load_weight(weight: Weight, tensors: NamedTensors, new_weight: Callable[[We
 
 
 def _load_const(const: Const, tensors: NamedTensors) -> Floats:
-    if const.value is not None:
-        return const.value
     pieces = [tensors.get(part.name, (part.rows,)).to_float32() for part in const.parts]
     values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     return np.ascontiguousarray(values + np.float32(const.offset) if const.offset else values)

@@ -120,10 +120,11 @@ def _check_model(config: VllmConfig) -> None:
 
 
 def _check_scheduler(config: VllmConfig) -> None:
-    scheduler, length = config.scheduler_config, config.model_config.max_model_len
+    scheduler, asked = config.scheduler_config, config.model_config.max_model_len
     tokens, seqs = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
-    if tokens is None or seqs is None or not isinstance(length, int):
+    if tokens is None or seqs is None:
         raise ConfigError("the configuration was not resolved before it was checked")
+    length = asked if isinstance(asked, int) else 1   # "auto": not known before memory is planned
     for name in ("max_num_batched_tokens", "max_num_seqs", "stream_interval"):
         if getattr(scheduler, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(scheduler, name)}; "
@@ -139,7 +140,7 @@ def _check_scheduler(config: VllmConfig) -> None:
     if tokens < seqs:
         raise ConfigError(f"--max-num-batched-tokens ({tokens}) is below --max-num-seqs ({seqs}); "
                           "each running request needs a token per step.")
-    if scheduler.long_prefill_token_threshold > length:
+    if scheduler.long_prefill_token_threshold > length > 1:
         raise ConfigError(
             f"--long-prefill-token-threshold ({scheduler.long_prefill_token_threshold}) is above "
             f"--max-model-len ({length}).")

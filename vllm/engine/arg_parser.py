@@ -71,7 +71,8 @@ class FlagParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(
             allow_abbrev=False, add_help=False, formatter_class=HelpFormatter,
-            argument_default=argparse.SUPPRESS, **options)
+            argument_default=argparse.SUPPRESS,
+            usage="%(prog)s [model] [options]", **options)
         self.origins: Origins = {}
         self._json_flags: dict[str, str] = {"--compilation-config": "--compilation-config"}
         self._list_flags: set[str] = set()
@@ -247,7 +248,7 @@ class FlagParser(argparse.ArgumentParser):
         if topic == "all":
             print(self.format_help())
         elif topic == "groups":
-            print(self.format_usage().strip().split(" [", 1)[0] + " [options]\n")
+            print(self.format_usage())
             if self.description:
                 print(self.description + "\n")
             for group in groups:

@@ -88,8 +88,9 @@ class EngineArgs:
         config = _resolve_scheduler(config, usage_context)
         config = _resolve_threads(config)
         _check_quantization(config)
-        config = plan_memory(config)
         check(config)
+        config = plan_memory(config)
+        check(config)   # again: the length may have been "auto"
         return config
 
     def __getattr__(self, name: str) -> Any:

@@ -35,8 +35,8 @@ class Worker:
         named = self.vllm_config.model_config.logits_processors or ()
         classes = [resolve_dotted(name) for name in named]
         self._custom = load_processors(classes, self.vllm_config)
-        plan = plan_threads(self.vllm_config)
-        set_num_threads(plan.num_threads, plan.cpus)
+        parallel = self.vllm_config.parallel_config
+        set_num_threads(parallel.num_threads, parallel.thread_cpus)
         self._model = get_model(self.vllm_config)
         return self._model.kv_layers
 

@@ -127,7 +127,7 @@ def test_code_that_a_config_names_is_never_loaded(tmp_path: Path) -> None:
 
 
 def test_formats_and_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="no config.json here"):
+    with pytest.raises(ModelFileError, match=r"no config.json here"):
         load_hf_config(tmp_path)
     write(tmp_path, {}, "params.json")
     with pytest.raises(ModelFileError, match="mistral config format is not supported"):

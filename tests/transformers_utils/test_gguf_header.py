@@ -189,12 +189,12 @@ def test_parts_are_read_as_one(tmp_path: Path) -> None:
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     paths = split_parts(tmp_path, 3)
     paths[1].unlink()
-    with pytest.raises(ModelFileError, match="part 2 of 3 is missing: m-00002-of-00003.gguf"):
+    with pytest.raises(ModelFileError, match=r"part 2 of 3 is missing: m-00002-of-00003.gguf"):
         GGUFFile(paths[0])
-    with pytest.raises(ModelFileError, match="pass the first part, m-00001-of-00003.gguf"):
+    with pytest.raises(ModelFileError, match=r"pass the first part, m-00001-of-00003.gguf"):
         GGUFFile(paths[2])
     renamed = paths[0].rename(tmp_path / "model.gguf")
-    with pytest.raises(ModelFileError, match="must be named like model-00001-of-00003.gguf"):
+    with pytest.raises(ModelFileError, match=r"must be named like model-00001-of-00003.gguf"):
         GGUFFile(renamed)
 
 

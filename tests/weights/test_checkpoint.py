@@ -44,14 +44,14 @@ def test_formats(tmp_path: Path) -> None:
     assert "model.norm.weight" in open_checkpoint(file, "gguf")
     with pytest.raises(ConfigError, match="is a GGUF file, but --load-format is safetensors"):
         open_checkpoint(file, "safetensors")
-    with pytest.raises(ConfigError, match="pass the .gguf file itself"):
+    with pytest.raises(ConfigError, match=r"pass the .gguf file itself"):
         open_checkpoint(tmp_path, "gguf")
-    with pytest.raises(ModelFileError, match="pass the .gguf file itself"):
+    with pytest.raises(ModelFileError, match=r"pass the .gguf file itself"):
         open_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="--load-format pt is not supported"):
         open_checkpoint(tmp_path, "pt")
-    with pytest.raises(ModelFileError, match="neither a model folder nor a .gguf file"):
+    with pytest.raises(ModelFileError, match=r"neither a model folder nor a .gguf file"):
         open_checkpoint(tmp_path / "missing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelFileError, match="no .safetensors file here"):
+    with pytest.raises(ModelFileError, match=r"no .safetensors file here"):
         open_checkpoint(tmp_path / "empty")

@@ -126,7 +126,7 @@ def test_heads_that_do_not_fit_are_refused(heads: int | str, tmp_path: Path) -> 
     file = tiny_llama(1, llama__attention__head_count_kv=None)
     file.kvs["llama.attention.head_count"] = heads if isinstance(heads, str) else Typed(11, heads)
     checkpoint = open_checkpoint(file.write(tmp_path / "m.gguf"))
-    with pytest.raises(ModelFileError, match="blk.0.attn_q.weight"):
+    with pytest.raises(ModelFileError, match=r"blk.0.attn_q.weight"):
         checkpoint.get("model.layers.0.self_attn.q_proj.weight")
 
 

@@ -101,6 +101,7 @@ def load_gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerInfo
             source=str(path),
             special_tokens_map=vocabulary.special_tokens(),
             chat_templates=_chat_templates(file),
+            extent=(len(vocabulary.tokens), max(map(len, vocabulary.tokens))),
         )
     finally:
         file.close()

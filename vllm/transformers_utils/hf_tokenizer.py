@@ -1,12 +1,13 @@
 """Builds a tokenizer from a model folder: tokenizer.json and the settings around it.
 
 Decides which file wins where several speak, in the way Transformers does: tokenizer.json holds the
-algorithm, tokenizer_config.json (then special_tokens_map.json) the special tokens and whether BOS
-and EOS are added. Invariant: code that a folder names (`auto_map`) is never loaded.
+algorithm and usually the tokens around a text, tokenizer_config.json (then special_tokens_map.json)
+the special tokens. Invariant: code that a folder names (`auto_map`) is never loaded.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,9 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         if not isinstance(text, str):
             raise ModelFileError(f"{folder}: {name} must be a string, not {shown(value)}")
         special[name] = text
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):  # names that templates may use, like "image_token"
+        special |= {name: text for name, text in extra.items() if isinstance(text, str)}
     return special
 
 
@@ -147,8 +151,8 @@ def _extra_special(config: dict[str, Any]) -> list[str]:
 def _set_frame(
     backend: tokenizers.Tokenizer, config: dict[str, Any], special: dict[str, str]
 ) -> None:
-    """`add_bos_token` / `add_eos_token`, if stated, replace what tokenizer.json says."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
+    """`add_bos_token` / `add_eos_token` count if tokenizer.json doesn't say what to add."""
+    if _frames_text(backend) or not (config.get("add_bos_token") or config.get("add_eos_token")):
         return
     frame = []
     for flag, name in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
@@ -156,6 +160,15 @@ def _set_frame(
         token_id = None if text is None else backend.token_to_id(text)
         frame.append(None if text is None or token_id is None else (text, token_id))
     set_frame(backend, frame[0], frame[1])
+
+
+def _frames_text(backend: tokenizers.Tokenizer) -> bool:
+    """Whether tokenizer.json itself puts tokens around a text."""
+    if backend.post_processor is None:
+        return False
+    state = json.loads(backend.post_processor.__getstate__())
+    steps = state["processors"] if state["type"] == "Sequence" else [state]
+    return any(step["type"] != "ByteLevel" for step in steps)
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # goes through `encode_batch`, which releases it but costs about 20 us more.
 _GIL_FREE_LENGTH = 2000
 _MODES = ("auto", "hf")
+_SLICE_LENGTH, _SLICE_SLACK = 1 << 16, 1024
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class TokenizerInfo:
     """"bos_token", "eos_token", "unk_token", "pad_token", ... -> text."""
     chat_templates: dict[str, str] = field(default_factory=dict)
     model_max_length: int | None = None
+    extent: tuple[int, int] | None = None
+    """(highest id + 1, length of the longest token), if known without listing the vocabulary."""
 
 
 def get_tokenizer(path: str | Path, mode: str = "auto", revision: str | None = None) -> Tokenizer:
@@ -88,6 +91,22 @@ class Tokenizer:
             return ids[1:]
         return ids
 
+    def is_far_longer(self, text: str, num_tokens: int) -> bool:
+        """Whether `text` certainly has more than `num_tokens` tokens, at the cost of those alone.
+
+        A hostile text may have a hundred times the tokens that fit, at 200 bytes of memory each.
+        It is cut into slices, whose tokens are counted until there are twice as many as fit: the
+        cuts themselves can't account for that. False means: encode it and see.
+        """
+        count, limit = 0, 2 * num_tokens + _SLICE_SLACK
+        for start in range(0, len(text), _SLICE_LENGTH):
+            count += len(run_encode(self.backend, text[start : start + _SLICE_LENGTH], False))
+            if count > limit:
+                return True
+            if len(text) - start <= _SLICE_LENGTH:
+                break
+        return False
+
     def guard(self, text: str) -> str:
         """`text` with every control token in it marked as ordinary text, for use in a template.
 
@@ -130,11 +149,10 @@ class Tokenizer:
         result: int | None = self.backend.token_to_id(token)
         return result
 
-    @cached_property
+    @property
     def vocab_size(self) -> int:
         """One more than the highest id, added tokens included."""
-        size = int(self.backend.get_vocab_size(with_added_tokens=True))
-        return max(size, max(self._added, default=-1) + 1)
+        return self._extent[0]
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -155,7 +173,7 @@ class Tokenizer:
     @cached_property
     def max_chars_per_token(self) -> int:
         """No text of more than `n * max_chars_per_token` characters fits into n tokens."""
-        longest = max(map(len, self.get_vocab()), default=1)
+        longest = self._extent[1]
         # Unicode normalization joins characters; tokens that swallow blanks have no bound at all,
         # so a generous one stands in for it.
         if any(t.lstrip or t.rstrip for t in self._added.values()):
@@ -180,6 +198,13 @@ class Tokenizer:
     @property
     def eos_token(self) -> str | None:
         return self.special_tokens_map.get("eos_token")
+
+    @cached_property
+    def _extent(self) -> tuple[int, int]:
+        if self.info.extent is not None:
+            return self.info.extent
+        vocab = self.get_vocab()
+        return max(vocab.values(), default=-1) + 1, max(map(len, vocab), default=1)
 
     @cached_property
     def _plain(self) -> SpecialText:

@@ -102,6 +102,10 @@ nb::object weight_unpack(const Weight& self) {
   return nb::cast(nb::ndarray<nb::numpy, float>(data, {n, k}, owner));
 }
 
+const char* weight_kind(const Weight& self) {
+  return kWeightKinds[static_cast<size_t>(self.packed().kind)];
+}
+
 // ---- Program: building ------------------------------------------------------------------------
 
 ArgValue arg_value(const std::string& name, nb::handle value) {
@@ -257,8 +261,7 @@ void define_classes(nb::module_& m) {
       .def("unpack", &weight_unpack)
       .def_prop_ro("shape", [](const Weight& w) { return std::pair(w.packed().n, w.packed().k); })
       .def_prop_ro("isa", [](const Weight& w) { return w.kernels().isa; })
-      .def_prop_ro("kind",
-                   [](const Weight& w) { return kWeightKinds[static_cast<size_t>(w.packed().kind)]; })
+      .def_prop_ro("kind", &weight_kind)
       .def_prop_ro("nbytes", [](const Weight& w) { return w.packed().bytes; });
   nb::class_<Program>(m, "Program")
       .def("__init__",

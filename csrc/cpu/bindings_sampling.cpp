@@ -106,7 +106,7 @@ class Call {
         [&](int ith, int nth) {
           SampleArgs own = args;
           own.scratch = static_cast<char*>(pool->scratch(ith));
-          kernels.sample(own, ith, nth);
+          is_edit(own.op) ? edit_logits(own, ith, nth) : kernels.sample(own, ith, nth);
         },
         bytes);
   }

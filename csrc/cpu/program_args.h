@@ -79,7 +79,7 @@ class ArgReader {
     fail(name, "is '" + word + "'; it must be one of " + all);
   }
 
-  // A buffer with at least `cols` columns from its first column on; empty if the argument is absent.
+  // A buffer with at least `cols` columns from its first column on; empty if there is none.
   Span optional_span(const char* name, BufferType type, int64_t cols) {
     const ArgValue* value = find(name);
     if (!value) return {};
@@ -133,8 +133,8 @@ class ArgReader {
   template <class T>
   void bind_kv(int64_t tensor, int64_t group, WeightKind kind, int32_t num_kv_heads,
                int32_t head_dim, T** k, T** v) {
-    kv_use_ = Program::KvUse{op_, tensor, group, kind, num_kv_heads, head_dim,
-                             [k, v](const Program::KvTensor& t) { *k = t.k.data(), *v = t.v.data(); }};
+    auto bind = [k, v](const Program::KvTensor& t) { *k = t.k.data(), *v = t.v.data(); };
+    kv_use_ = Program::KvUse{op_, tensor, group, kind, num_kv_heads, head_dim, bind};
   }
 
   void limit_token_ids(int64_t rows) { vocab_rows_ = rows; }

@@ -124,7 +124,8 @@ int64_t add_rope_cache(ArgReader& r) {
   const int64_t k_cols = int64_t{a->num_kv_heads} * a->head_dim;
   const Span qkv = r.span("qkv", kF32, q_cols + 2 * k_cols);
   if (r.same_rows({qkv}) != Rows::tokens) r.fail("qkv", "must have token rows");
-  a->qk_norm = static_cast<QkNorm>(r.choice("qk_norm", std::array{"none", "per_head", "full"}, "none"));
+  a->qk_norm =
+      static_cast<QkNorm>(r.choice("qk_norm", std::array{"none", "per_head", "full"}, "none"));
   const bool full = a->qk_norm == QkNorm::full;
   a->q_norm = r.vector("q_norm", full ? q_cols : a->head_dim);
   a->k_norm = r.vector("k_norm", full ? k_cols : a->head_dim);

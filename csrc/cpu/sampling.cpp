@@ -379,82 +379,16 @@ void row_token_logprobs(const SampleArgs& a, int64_t r, Candidates& c) {
   }
 }
 
-// ---- edits ------------------------------------------------------------------------------------
-
-struct Ids {
-  const int32_t *first, *last;
-  Ids(const TokenLists& lists, int64_t r)
-      : first(lists.ids + lists.offsets[r]), last(lists.ids + lists.offsets[r + 1]) {}
-  const int32_t* begin() const { return first; }
-  const int32_t* end() const { return last; }
-};
-
-void mask_allowed(const SampleArgs& a, int64_t r, Candidates& c) {
-  const Row row(a, r);
-  const Ids allowed(a.lists, r);
-  if (allowed.first == allowed.last) return;
-  for (int32_t id : allowed) c.x[id] = row.x[id];
-  std::fill(row.x, row.x + row.vocab, -kInf);
-  for (int32_t id : allowed) row.x[id] = c.x[id];
-}
-
-void mask_banned(const SampleArgs& a, int64_t r) {
-  const Row row(a, r);
-  for (int32_t id : Ids(a.lists, r)) row.x[id] = -kInf;
-}
-
-void add_bias(const SampleArgs& a, int64_t r) {
-  const Row row(a, r);
-  for (int64_t i = a.lists.offsets[r]; i < a.lists.offsets[r + 1]; ++i) {
-    row.x[a.lists.ids[i]] += a.lists.values[i];
-  }
-}
-
-void penalise(const SampleArgs& a, int64_t r, Candidates& c) {
-  const Row row(a, r);
-  const Ids prompt(a.prompt, r), output(a.lists, r);
-  constexpr int32_t kDone = -1;
-  int32_t* count = c.ids;
-  for (int32_t id : prompt) count[id] = 0;
-  for (int32_t id : output) count[id] = 0;
-  for (int32_t id : output) ++count[id];
-  auto apply = [&](int32_t id) {
-    if (count[id] == kDone) return;
-    float& x = row.x[id];
-    x = x > 0 ? x / a.repetition[r] : x * a.repetition[r];
-    x -= a.frequency[r] * static_cast<float>(count[id]);
-    if (count[id] > 0) x -= a.presence[r];
-    count[id] = kDone;
-  };
-  for (int32_t id : output) apply(id);
-  for (int32_t id : prompt) apply(id);
-}
-
-void apply_bitmask(const SampleArgs& a, int64_t mask) {
-  const Row row(a, a.bitmask_rows[mask]);
-  const int32_t* words = a.bitmask + mask * a.mask_words;
-  for (int64_t w = 0; w < a.mask_words; ++w) {
-    const auto bits = static_cast<uint32_t>(words[w]);
-    const int64_t end = std::min(row.vocab, w * 32 + 32);
-    if (bits == 0xFFFFFFFFu) continue;
-    for (int64_t i = w * 32; i < end; ++i) {
-      row.x[i] = (bits >> (i % 32)) & 1 ? row.x[i] : -kInf;
-    }
-  }
-}
+// ---- dispatch ---------------------------------------------------------------------------------
 
 void run_row(const SampleArgs& a, int64_t r, Candidates& c) {
   switch (a.op) {
     case SampleOp::argmax: a.tokens[r] = argmax(Row(a, r), c); break;
-    case SampleOp::mask_allowed: mask_allowed(a, r, c); break;
-    case SampleOp::mask_banned: mask_banned(a, r); break;
-    case SampleOp::bitmask: apply_bitmask(a, r); break;
-    case SampleOp::add_bias: add_bias(a, r); break;
-    case SampleOp::penalties: penalise(a, r, c); break;
     case SampleOp::process: process(a, r, c); break;
     case SampleOp::draw: a.tokens[r] = draw(a, r, c); break;
     case SampleOp::logprobs: row_logprobs(a, r, c); break;
     case SampleOp::token_logprobs: row_token_logprobs(a, r, c); break;
+    default: break;   // edits: sampling_edits.cpp
   }
 }
 
@@ -462,8 +396,7 @@ void run_row(const SampleArgs& a, int64_t r, Candidates& c) {
 
 void sample(const SampleArgs& a, int ith, int nth) {
   Candidates candidates(a);
-  const int64_t rows = a.op == SampleOp::bitmask ? a.num_masks : a.rows;
-  for (int64_t r = rows * ith / nth; r < rows * (ith + 1) / nth; ++r) run_row(a, r, candidates);
+  for (int64_t r = a.rows * ith / nth; r < a.rows * (ith + 1) / nth; ++r) run_row(a, r, candidates);
 }
 
 }  // namespace VLLM_ISA

@@ -7,12 +7,12 @@
 namespace vllm {
 
 enum class SampleOp : int32_t {
-  argmax,            // -> tokens
-  mask_allowed,      // lists
+  mask_allowed,      // lists                                        edits, in place
   mask_banned,       // lists
   bitmask,           // bitmask_rows, bitmask
   add_bias,          // lists with values
   penalties,         // prompt, lists (the output), repetition, frequency, presence
+  argmax,            // -> tokens                                    kernels
   process,           // temperature, top_k, top_p, min_p; in place
   draw,              // the same, with seeds and positions -> tokens
   logprobs,          // tokens -> logprobs, ranks, and the best top_n
@@ -48,11 +48,15 @@ constexpr int64_t kSampleBlock = 128;
   return static_cast<size_t>(padded * 5 + padded / kSampleBlock * 2 + 64) * sizeof(float);
 }
 
+inline bool is_edit(SampleOp op) { return op < SampleOp::argmax; }
+void edit_logits(const SampleArgs& args, int ith, int nth);   // sampling_edits.cpp
+
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
 struct Philox {
   uint32_t x[4];
 
-  [[gnu::always_inline]] static Philox bits(const uint32_t (&counter)[4], uint32_t k0, uint32_t k1) {
+  [[gnu::always_inline]] static Philox bits(const uint32_t (&counter)[4], uint32_t k0,
+                                            uint32_t k1) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     for (int round = 0; round < 10; ++round) {
       const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;

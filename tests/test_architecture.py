@@ -25,6 +25,7 @@ LAYERS = {
     "vllm.v1.request": 2,
     "vllm.v1.messages": 2,
     "vllm.v1.serial": 2,
+    "vllm._native": 3,
     "vllm.ir": 3,
     "vllm.kernels": 3,
     "vllm.model_executor": 4,

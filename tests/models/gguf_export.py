@@ -40,7 +40,7 @@ def export(
         writer.add_tensor(target, blocks, raw_dtype=kind)
         held = gguf.quants.dequantize(blocks, kind)
         restored = reordered(target, held, config, arch_name, is_inverse=True)
-        parameter.copy_(parameter.new_tensor(restored))
+        parameter.data.copy_(parameter.new_tensor(restored))
     for extra, values in rope_tensors(config).items():
         writer.add_tensor(extra, np.array(values, np.float32))
     writer.write_header_to_file()

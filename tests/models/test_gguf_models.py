@@ -74,7 +74,13 @@ def without_activation_rounding(graph: Graph, form_of: Any) -> Graph:
 @pytest.fixture(scope="module", params=MIXES)
 def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(name of the mix, file, Transformers model that holds the same values)"""
-    mix, path = MIXES[request.param], tmp_path_factory.mktemp("gguf") / "model.gguf"
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    return request.param, path, save_quantized(request.param, path)
+
+
+def save_quantized(mix_name: str, path: Path) -> Any:
+    """Writes a small Llama of these block types; returns the model that holds their values."""
+    mix = MIXES[mix_name]
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "vocab_size": 160}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 2}
     model = make_model("mistral-nemo", **sizes, **heads)
@@ -82,7 +88,7 @@ def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         export(model, "llama", path, lambda name: mix[name.split(".")[-2]])
     else:
         export(model, "llama", path, lambda name: mix)
-    return request.param, path, model
+    return model
 
 
 def test_block_types_mean_what_gguf_says(quantized: Any) -> None:

@@ -239,3 +239,10 @@ def test_padded_head(original: tuple[Path, Any], load: Any) -> None:
     assert np.isneginf(masked[:, 100:]).all()
     np.testing.assert_array_equal(masked[:, :100], free[:, :100])
     assert (free[:, 100:].max(axis=1) > free[:, :100].max(axis=1)).any()
+
+
+def test_files_are_let_go(original: tuple[Path, Any]) -> None:
+    """After loading, nothing maps the checkpoint: its pages don't count as ours."""
+    model = load_native(options(original[0]))
+    assert str(original[0]) not in Path("/proc/self/maps").read_text()
+    assert model.vocab_size == 151

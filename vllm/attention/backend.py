@@ -7,7 +7,7 @@ value go and what it may see follow from slots, positions and lengths.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,5 +52,3 @@ def cache_shapes(
     heads, dim = layer.num_kv_heads, layer.head_dim
     return (num_blocks, heads, dim, block_size), (num_blocks, heads, block_size, dim)
 
-
-KVArray = npt.NDArray[Any]

@@ -7,26 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.exceptions import ConfigError
 from vllm.ir.graph import Graph
 from vllm.ir.passes import optimize
-from vllm.ir.values import Form, Part
+from vllm.ir.values import Form, Part, Weight
 from vllm.model_executor.model import Model, StepLimits
 from vllm.model_executor.models.decoder import LM_HEAD, build_graph
 from vllm.model_executor.models.hf_config import HfConfig
 from vllm.model_executor.models.registry import describe
 from vllm.model_executor.models.spec import DecoderSpec
 from vllm.model_executor.weights.checkpoint import Checkpoint, open_checkpoint
-from vllm.model_executor.weights.loader import NamedTensors, check_complete, load
-from vllm.model_executor.weights.packing import FloatMatrix, NativeMatrix, form_chooser
+from vllm.model_executor.weights.loader import Loaded, NamedTensors, check_parameters, load
+from vllm.model_executor.weights.packing import FloatMatrix, NativeMatrix, Packed, form_chooser
 from vllm.v1.messages import KVLayerSpec
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 Passes = Callable[[Graph, Callable[[Part], Form]], Graph]
+P = TypeVar("P", bound=Packed)
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,7 @@ def load_native(options: ModelOptions) -> Model:
     """A model run by the native step program."""
     from vllm.model_executor.native.executor import NativeModel
 
-    spec, graph, tensors = _prepare(options)
-    loaded = load(graph, tensors, NativeMatrix)
+    spec, graph, loaded = _load(options, optimize, NativeMatrix)
     return NativeModel(graph, loaded, kv_layers(spec), options.limits, options.is_eager)
 
 
@@ -77,8 +77,8 @@ def load_reference(options: ModelOptions, passes: Passes = optimize) -> Model:
     """The same model in numpy, for tests."""
     from vllm.model_executor.reference import ReferenceModel
 
-    spec, graph, tensors = _prepare(options, passes)
-    return ReferenceModel(graph, load(graph, tensors, FloatMatrix), kv_layers(spec))
+    spec, graph, loaded = _load(options, passes, FloatMatrix)
+    return ReferenceModel(graph, loaded, kv_layers(spec))
 
 
 def kv_layers(spec: DecoderSpec) -> list[KVLayerSpec]:
@@ -92,24 +92,31 @@ def _resolved(name: str, value: int | str | None) -> int:
     return value
 
 
-def _prepare(
-    options: ModelOptions, passes: Passes = optimize
-) -> tuple[DecoderSpec, Graph, NamedTensors]:
+def _load(
+    options: ModelOptions, passes: Passes, new_weight: Callable[[Weight], P]
+) -> tuple[DecoderSpec, Graph, Loaded[P]]:
+    spec = _describe(options)
+    tensors = NamedTensors(_open(options, spec), options.path, spec.renames)
+    try:
+        if LM_HEAD not in tensors:
+            spec = replace(spec, tied=True)
+        graph = build_graph(spec, options.max_model_len)
+        check_parameters(graph, tensors)
+        form_of = form_chooser(tensors.describe, tensors.names(), options.dtype)
+        graph = passes(graph, form_of)
+        return spec, graph, load(graph, tensors, new_weight)
+    finally:
+        tensors.close()
+
+
+def _describe(options: ModelOptions) -> DecoderSpec:
     hf = HfConfig(options.hf_config, options.max_model_len, options.dtype)
     if hf.arch.quant_method is not None:
         raise ConfigError(
             f"{hf.source}: quantization_config.quant_method {hf.arch.quant_method} is not "
             "supported (use an unquantized checkpoint or a GGUF file)"
         )
-    spec = describe(hf)
-    checkpoint = _open(options, spec)
-    tensors = NamedTensors(checkpoint, options.path, spec.renames)
-    if LM_HEAD not in tensors:
-        spec = replace(spec, tied=True)
-    graph = build_graph(spec, options.max_model_len)
-    check_complete(graph, tensors)
-    form_of = form_chooser(tensors.describe, tensors.names(), options.dtype)
-    return spec, passes(graph, form_of), tensors
+    return describe(hf)
 
 
 def _open(options: ModelOptions, spec: DecoderSpec) -> Checkpoint:

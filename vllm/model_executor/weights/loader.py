@@ -14,7 +14,7 @@ import numpy as np
 
 from vllm.exceptions import ModelFileError
 from vllm.ir.graph import Graph
-from vllm.ir.values import Const, Floats, Part, Weight
+from vllm.ir.values import Const, Floats, Weight
 from vllm.logger import init_logger
 from vllm.model_executor.weights.checkpoint import Checkpoint
 from vllm.model_executor.weights.names import canonical_names, is_ignorable
@@ -49,16 +49,23 @@ class NamedTensors:
         """Shape and storage type, without touching the data."""
         return self._checkpoint.describe(self._names[name])
 
-    def get(self, name: str, shape: tuple[int, ...]) -> RawTensor:
-        """The tensor, which must have this shape."""
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse another shape than the config's sizes give."""
         found = self.describe(name)[0]
         if found != shape:
             raise ModelFileError(
                 f"{self.source}: tensor {shown(self._names[name])} has the shape {list(found)}, "
                 f"the config asks for {list(shape)}"
             )
+
+    def get(self, name: str) -> RawTensor:
+        """The tensor, as it lies in the file."""
         self._used.add(name)
         return self._checkpoint.get(self._names[name])
+
+    def close(self) -> None:
+        """Let the files go; nothing that was loaded looks into them."""
+        self._checkpoint.close()
 
     def unused(self) -> list[str]:
         """Checkpoint names of tensors that nobody took; a tied head is as good as taken."""
@@ -78,15 +85,18 @@ class Loaded(Generic[P]):
         return const.compute() if const.compute is not None else self.consts[const.name]
 
 
-def check_complete(graph: Graph, tensors: NamedTensors) -> None:
-    """Refuse a checkpoint that can't fill the graph, naming what is missing."""
-    missing = [part.name for part in _parts(graph) if part.name not in tensors]
+def check_parameters(graph: Graph, tensors: NamedTensors) -> None:
+    """Refuse a checkpoint that can't fill the graph, naming what is missing or misshapen."""
+    shapes = dict(_parameters(graph))
+    missing = [name for name in shapes if name not in tensors]
     if missing:
         raise ModelFileError(f"{tensors.source}: missing tensors: {_listed(missing)}")
+    for name, shape in shapes.items():
+        tensors.check_shape(name, shape)
 
 
 def load(graph: Graph, tensors: NamedTensors, new_weight: Callable[[Weight], P]) -> Loaded[P]:
-    """Fill all weights (packed as `new_weight` does) and constants of a graph with forms."""
+    """Fill all weights (packed as `new_weight` does) and constants of a checked graph."""
     weights = {w.name: _load_weight(w, tensors, new_weight) for w in graph.weights.values()}
     consts = {c.name: _load_const(c, tensors) for c in graph.consts.values() if c.parts}
     unused = [name for name in tensors.unused() if not is_ignorable(name)]
@@ -99,22 +109,22 @@ def _load_weight(weight: Weight, tensors: NamedTensors, new_weight: Callable[[We
     packed = new_weight(weight)
     first_row = 0
     for part in weight.parts:
-        packed.fill(first_row, tensors.get(part.name, (part.rows, weight.k)))
+        packed.fill(first_row, tensors.get(part.name))
         first_row += part.rows
     return packed
 
 
 def _load_const(const: Const, tensors: NamedTensors) -> Floats:
-    pieces = [tensors.get(part.name, (part.rows,)).to_float32() for part in const.parts]
-    values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-    return np.ascontiguousarray(values + np.float32(const.offset) if const.offset else values)
+    pieces = [tensors.get(part.name).to_float32() for part in const.parts]
+    values = np.concatenate(pieces)  # a copy: pieces may be views on the mapped file
+    return values + np.float32(const.offset) if const.offset else values
 
 
-def _parts(graph: Graph) -> Iterable[Part]:
+def _parameters(graph: Graph) -> Iterable[tuple[str, tuple[int, ...]]]:
     for weight in graph.weights.values():
-        yield from weight.parts
+        yield from ((part.name, (part.rows, weight.k)) for part in weight.parts)
     for const in graph.consts.values():
-        yield from const.parts
+        yield from ((part.name, (part.rows,)) for part in const.parts)
 
 
 def _listed(names: list[str]) -> str:

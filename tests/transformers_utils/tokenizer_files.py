@@ -18,7 +18,8 @@ CORPUS = [
     "  two  spaces   three\ttabs\t\there \r\n windows lines \r\n",
 ] * 4
 TEXTS = [
-    "", " ", "   ", "\n", "\n\n\n\n", "Hello world", " leading space", "trailing   ", "a  b   c    d",
+    "", " ", "   ", "\n", "\n\n\n\n", "Hello world", " leading space", "trailing   ",
+    "a  b   c    d",
     "It's I'LL they'Re don'T", "12345 007 3.14 1,000,000 ½ ²", "\r\n\r\n mixed\r\n\tlines",
     "naïve café façade e\u0301 Å ﬁ", "東京は日本の首都です。한국어", "🤽🏽‍♂️ 👩‍👩‍👧 ok",
     "ไทย ภาษา עברית العربية", "HTTPServer2Go JSONObject AbcDEF", "!!! ??? ... --- ===",

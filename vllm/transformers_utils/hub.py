@@ -62,7 +62,7 @@ def _local_path(model: str | None) -> Path | None:
     if model is None:
         return embedded_model()
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return _gguf_in(path) or path
     if path.is_file():
         if path.suffix != ".gguf":

@@ -83,6 +83,16 @@ def test_a_mark_in_the_text_is_only_text(ours: Ours) -> None:
         assert not set(ids) & set(ours.all_special_ids)
 
 
+def test_a_mark_between_two_texts_keeps_them_apart(ours: Ours) -> None:
+    """A user text that begins a token, and a template whose next character would end it."""
+    joined = f"<|end{MARK}|>"
+    assert 2 not in ours.encode_guarded(joined)
+    before_real = f"<{MARK}<|end|>"
+    ids = ours.encode_guarded(before_real)
+    assert ids[-1] == 2
+    assert ours.decode(ids, skip_special_tokens=False) == "<<|end|>"
+
+
 def test_guarded_text_gets_one_bos(ours: Ours) -> None:
     ids = ours.encode_guarded(f"<s>{ours.guard('<s>')}", add_special_tokens=True)
     assert ids.count(0) == 1 and ids[0] == 0

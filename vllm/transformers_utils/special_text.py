@@ -68,7 +68,8 @@ class SpecialText:
         for match in self._pattern.finditer(text):
             token_id, token = self._special[match[0]]
             start, end = match.span()
-            if marks.intersection(range(start, end)):
+            # A mark before the token belongs to what precedes it (unless there is no inside).
+            if marks.intersection(range(start + (len(match[0]) > 1), end)):
                 continue
             if token.lstrip:
                 start = len(text[:start].rstrip())

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
 from vllm.v1.executor.base import Executor
 from vllm.v1.messages import (
     KVCacheConfig,
@@ -118,10 +116,10 @@ class FakeExecutor(Executor):
 
 def write_tokenizer(folder: Path) -> Path:
     """A byte-level tokenizer whose token i is byte i, with EOS and three more special tokens."""
-    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     to_char = dict(zip(range(256), _byte_alphabet(), strict=True))
-    assert set(to_char.values()) == set(ByteLevel.alphabet())
+    assert set(to_char.values()) == set(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={to_char[i]: i for i in range(256)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Entry of the engine process: `python -m vllm.v1.engine.core_process <control fd> <directory>`.
+"""Entry of the engine process; its arguments are the control socket's fd and a directory.
 
 It is started by exec and imports only what it needs, so that it loads the weights while its parent
 still imports the web server. The control socket carries the configuration in, one word out
@@ -137,6 +137,3 @@ def _end(directory: str, status: int) -> None:
     sys.stderr.flush()
     os._exit(status)
 
-
-if __name__ == "__main__":
-    main()

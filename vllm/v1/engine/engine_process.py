@@ -45,9 +45,8 @@ class EngineProcess:
         self.directory = make_private_dir(envs.VLLM_RPC_BASE_PATH or None)
         self.control, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "vllm.v1.engine.core_process"]
             self.process = subprocess.Popen(
-                [*command, str(theirs.fileno()), self.directory],
+                [sys.executable, "-c", _boot(), str(theirs.fileno()), self.directory],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -133,6 +132,14 @@ class EngineProcess:
         if code is None:
             return ""
         return f" with exit status {code}" if code >= 0 else f" by signal {-code}"
+
+
+def _boot() -> str:
+    """The child finds modules exactly where this process does: never in the working directory."""
+    return (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        "from vllm.v1.engine.core_process import main; main()"
+    )
 
 
 def _stop(

@@ -116,4 +116,4 @@ def _reads_content(node: nodes.Node) -> bool:
 
 def _refuse(message: str) -> NoReturn:
     text = re.sub(r"\s+", " ", message).strip()
-    raise VLLMValidationError(text[:_MAX_MESSAGE], param="messages", code="chat_template_error")
+    raise VLLMValidationError(text[:_MAX_MESSAGE], param="messages")

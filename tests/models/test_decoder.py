@@ -54,9 +54,7 @@ def test_native_agrees_with_the_reference(variant: str) -> None:
     spec = replace(BASE, **VARIANTS[variant])
     graph = optimize(build_graph(spec, MAX_LEN), lambda part: Form("f32"))
     # Large enough that every term matters; 0.02 would leave the softmax flat.
-    checkpoint = DummyCheckpoint(graph, seed=5)
-    checkpoint._values = checkpoint._values * np.float32(15)
-    tensors = NamedTensors(checkpoint, "random")
+    tensors = NamedTensors(DummyCheckpoint(graph, 5, "float32", scale=0.3), "random")
     layers = kv_layers(spec)
     limits = StepLimits(max_tokens=96, max_logits=96, max_seqs=4)
     native = NativeModel(graph, load(graph, tensors, NativeMatrix), layers, limits)

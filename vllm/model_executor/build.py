@@ -123,5 +123,5 @@ def _open(options: ModelOptions, spec: DecoderSpec) -> Checkpoint:
     if options.load_format == "dummy":
         from vllm.model_executor.weights.dummy import DummyCheckpoint
 
-        return DummyCheckpoint(build_graph(spec, 1), options.seed)
+        return DummyCheckpoint(build_graph(spec, 1), options.seed, options.dtype)
     return open_checkpoint(options.path, options.load_format)

@@ -15,7 +15,7 @@ from tests.transformers_utils.tokenizer_files import (
     trained,
     write_folder,
 )
-from vllm.exceptions import ConfigError, ModelFileError
+from vllm.exceptions import ConfigError, ModelFileError, VLLMValidationError
 from vllm.transformers_utils.tokenizer import get_tokenizer
 
 
@@ -156,6 +156,16 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         get_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match="--tokenizer-mode mistral is not supported"):
         get_tokenizer(tmp_path, mode="mistral")
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "x" * 5000 + "\ud83d"])
+def test_half_characters_are_refused_as_the_callers_fault(text: str, tmp_path: Path) -> None:
+    ours = get_tokenizer(write_folder(tmp_path, trained("gpt-2")))
+    for allow in (True, False):
+        with pytest.raises(VLLMValidationError, match="half a surrogate pair"):
+            ours.encode(text, allow_special=allow)
+    with pytest.raises(VLLMValidationError, match="half a surrogate pair"):
+        ours.encode_guarded(ours.guard("<s>" + text))
 
 
 def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.transformers_utils.gguf_builder import tiny_llama
+from tests.transformers_utils.tokenizer_files import trained, write_folder
 from vllm.exceptions import ConfigError
 from vllm.model_executor.weights import open_checkpoint
 from vllm.transformers_utils.config import ModelArch, load_hf_config
@@ -143,3 +144,40 @@ def test_mutated_config_files(tmp_path: Path) -> None:
     rng = random.Random(3)
     cases = [mutate(data, len(data), rng) for _ in range(CASES)]
     count_loaded(cases, tmp_path / "config.json", lambda: config_only(tmp_path))
+
+
+TOKENIZER_KEYS = [
+    "bos_token", "eos_token", "added_tokens_decoder", "extra_special_tokens",
+    "additional_special_tokens", "chat_template", "add_bos_token", "model_max_length",
+]  # fmt: skip
+ODDER = [
+    {"x": {}}, {"5": []}, {"5": {"content": 5}}, {"9999999": {"content": "q"}}, ["<s>", {}],
+    {"content": "<s>"}, {"content": 7}, "<|none|>", [{"name": "default"}], [{"template": "t"}],
+    "\ud800", "\0", "x" * 10_000,
+]  # fmt: skip
+
+
+def use_tokenizer(folder: Path) -> None:
+    tokenizer = get_tokenizer(folder)
+    tokenizer.decode(tokenizer.encode("hello <s> w\u00e9", allow_special=False))
+    assert tokenizer.vocab_size > 0
+
+
+def test_tokenizer_settings_of_any_type(tmp_path: Path) -> None:
+    write_folder(tmp_path, trained("gpt-2"))
+    rng = random.Random(4)
+    cases = []
+    for _ in range(CASES):
+        keys = rng.sample(TOKENIZER_KEYS, rng.randint(1, 3))
+        cases.append(json.dumps({key: rng.choice(ODD + ODDER) for key in keys}).encode())
+    path = tmp_path / "tokenizer_config.json"
+    assert 0 < count_loaded(cases, path, lambda: use_tokenizer(tmp_path)) < CASES
+
+
+def test_mutated_tokenizer_files(tmp_path: Path) -> None:
+    write_folder(tmp_path, trained("gpt-2"))
+    path = tmp_path / "tokenizer.json"
+    data = path.read_bytes()
+    rng = random.Random(5)
+    cases = [mutate(data, len(data), rng) for _ in range(CASES)]
+    assert 0 < count_loaded(cases, path, lambda: use_tokenizer(tmp_path)) < CASES

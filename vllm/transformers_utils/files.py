@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from vllm.exceptions import ModelFileError
 
 # tokenizer_config.json with an inlined vocabulary is the largest JSON read here (some MB).
 MAX_JSON_BYTES = 64 << 20
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -57,6 +59,8 @@ def parse_json_object(text: str, source: str, *, strict: bool = False) -> dict[s
     constant = _refuse_constant if strict else None
     try:
         value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        if _SURROGATE.search(text):
+            _refuse_halves(value)
     except RecursionError:
         raise ModelFileError(f"{source}: JSON is nested too deeply") from None
     except ValueError as error:
@@ -75,6 +79,14 @@ def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise ValueError(f"key {shown(key)} occurs twice")
             seen.add(key)
     return result
+
+
+def _refuse_halves(value: Any) -> None:
+    """Escapes may spell half a character, which no file name, token or message can hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a string is not valid Unicode") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

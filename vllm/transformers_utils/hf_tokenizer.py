@@ -128,14 +128,16 @@ def _listed_tokens(config: dict[str, Any], known: dict[int, Any]) -> list[Any]:
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return []
+    by_id = {int(key): entry for key, entry in listed.items() if key.isdecimal()}
     tokens = []
-    for key, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if isinstance(entry, dict) and int(key) not in known:
+    for token_id, entry in sorted(by_id.items()):
+        content = entry.get("content") if isinstance(entry, dict) else None
+        if isinstance(content, str) and token_id not in known:
             flags = {
                 name: bool(entry.get(name, False))
                 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
             }
-            tokens.append(AddedToken(str(entry.get("content", "")), **flags))
+            tokens.append(AddedToken(content, **flags))
     return tokens
 
 
@@ -143,7 +145,10 @@ def _extra_special(config: dict[str, Any]) -> list[str]:
     extra: list[Any] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         value = config.get(name)
-        extra += value if isinstance(value, list) else list((value or {}).values())
+        if isinstance(value, dict):
+            extra += value.values()
+        elif isinstance(value, list):
+            extra += value
     texts = [t.get("content") if isinstance(t, dict) else t for t in extra]
     return [t for t in texts if isinstance(t, str)]
 

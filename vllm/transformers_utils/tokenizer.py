@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import ConfigError, ModelFileError
+from vllm.exceptions import ConfigError, ModelFileError, VLLMValidationError
 from vllm.transformers_utils.special_text import SpecialText
 from vllm.transformers_utils.token_bytes import TokenBytes
 
@@ -222,11 +222,23 @@ class Tokenizer:
 
 def run_encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     """Ids of `text`; long texts are encoded without holding the GIL."""
-    encoding: Any
-    if len(text) < _GIL_FREE_LENGTH:
-        encoding = backend.encode(text, add_special_tokens=add_special_tokens)
-    else:
-        batch = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        encoding = batch[0]
+    try:
+        encoding: Any
+        if len(text) < _GIL_FREE_LENGTH:
+            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            batch = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            encoding = batch[0]
+    except (TypeError, UnicodeEncodeError):
+        raise VLLMValidationError(_not_unicode(text)) from None
     ids: list[int] = encoding.ids
     return ids
+
+
+def _not_unicode(text: str) -> str:
+    """JSON can spell half of a surrogate pair, which is no character and has no bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"The text is not valid Unicode: character {error.start} is half a surrogate pair."
+    return "The text can't be tokenized."

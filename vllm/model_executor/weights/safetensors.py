@@ -98,8 +98,6 @@ class SafetensorsFile:
     def _place(self, name: str, entry: Any, base: int) -> _Place:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             self._fail(f"tensor {shown(name)} must have exactly dtype, shape and data_offsets")
-        if any("\ud800" <= char <= "\udfff" for char in name):
-            self._fail(f"tensor name {shown(name)} is not valid Unicode")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in _DTYPES:
             self._fail(f"tensor {shown(name)} has the unknown dtype {shown(dtype)}")

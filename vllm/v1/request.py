@@ -98,6 +98,12 @@ class Request:
         return self.num_preemptions > 0 or len(self.all_token_ids) > self.num_prompt_tokens
 
     @property
+    def only_scores_prompt(self) -> bool:
+        """True if its one output token may lie beyond the context: nothing follows it."""
+        params = self.sampling_params
+        return params.prompt_logprobs is not None and params.max_tokens == 1
+
+    @property
     def reads_prefix_cache(self) -> bool:
         """False while every prompt position must be computed, or if the user said so."""
         params = self.sampling_params

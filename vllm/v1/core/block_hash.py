@@ -63,9 +63,7 @@ class BlockHasher:
             digest = sha256(digest + raw[start : start + step]).digest()
             hashes.append(digest)
 
-    def _hash(
-        self, parent: bytes, tokens: list[int], extras: Sequence[tuple[str, bytes]]
-    ) -> bytes:
+    def _hash(self, parent: bytes, tokens: list[int], extras: Sequence[tuple[str, bytes]]) -> bytes:
         if self._portable:
             items = [[tag, value] for tag, value in extras] or None
             return sha256(cbor([parent, tokens, items])).digest()

@@ -4,6 +4,9 @@ Arguments are named as in the native ops. Rows are independent. Arithmetic is fl
 is long, results are float32.
 """
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +19,8 @@ Q8_GROUP = 32
 
 def embedding(w: F32, token_ids: I32, scale: float = 1.0) -> F32:
     """Row `token_ids[i]` of `w` [n, k], scaled."""
-    return w[token_ids] * np.float32(scale)
+    rows: F32 = w[token_ids] * np.float32(scale)
+    return rows
 
 
 def norm(
@@ -29,7 +33,8 @@ def norm(
     y = y / np.sqrt((y * y).mean(axis=-1, keepdims=True) + eps)
     y = y if weight is None else y * weight
     y = y if bias is None else y + bias
-    return y.astype(np.float32)
+    out: F32 = y.astype(np.float32)
+    return out
 
 
 def quantize(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
@@ -63,7 +68,8 @@ def linear(
     y = y if bias is None else y + bias
     y = alpha * y
     y = y if residual is None else y + residual
-    return y.astype(np.float32)
+    out: F32 = y.astype(np.float32)
+    return out
 
 
 def rope(x: F32, positions: I32, cos_sin: F32, rot_dim: int, interleaved: bool = False) -> F32:
@@ -74,7 +80,7 @@ def rope(x: F32, positions: I32, cos_sin: F32, rot_dim: int, interleaved: bool =
     first, second = slice(0, half), slice(half, rot_dim)
     if interleaved:
         first, second = slice(0, rot_dim, 2), slice(1, rot_dim, 2)
-    out = x.copy()
+    out: F32 = x.copy()
     out[..., first] = x[..., first] * cos - x[..., second] * sin
     out[..., second] = x[..., second] * cos + x[..., first] * sin
     return out
@@ -159,7 +165,8 @@ def attention(
         extra = np.exp(sinks[:, None, None] - top)
     weights = np.exp(scores - top)
     weights /= weights.sum(axis=-1, keepdims=True) + extra
-    return np.einsum("hqk,khd->qhd", weights, values).astype(np.float32)
+    out: F32 = np.einsum("hqk,khd->qhd", weights, values).astype(np.float32)
+    return out
 
 
 def read_cache(
@@ -181,7 +188,8 @@ def act(x: F32, *, act: str, gated: bool = False) -> F32:
     y = x[..., :size].astype(np.float64)
     y = _ACTIVATIONS[act](y)
     y = y * x[..., size:] if gated else y
-    return y.astype(np.float32)
+    out: F32 = y.astype(np.float32)
+    return out
 
 
 def add(a: F32, b: F32, alpha: float = 1.0) -> F32:
@@ -191,46 +199,24 @@ def add(a: F32, b: F32, alpha: float = 1.0) -> F32:
 
 def gather(x: F32, logits_indices: I32) -> F32:
     """The rows whose logits are wanted."""
-    return x[logits_indices]
+    rows: F32 = x[logits_indices]
+    return rows
 
 
 def logits(x: F32, scale: float = 1.0, softcap: float = 0.0) -> F32:
     """Scaled logits, squeezed into (-softcap, softcap) if it is set."""
     y = x.astype(np.float64) * scale
     y = softcap * np.tanh(y / softcap) if softcap > 0 else y
-    return y.astype(np.float32)
+    out: F32 = y.astype(np.float32)
+    return out
 
 
-def _silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return x / (1 + np.exp(-x))
+_erf = np.vectorize(math.erf, otypes=[np.float64])
 
-
-def _gelu(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 0.5 * x * (1 + _erf(x / np.sqrt(2)))
-
-
-def _gelu_tanh(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def _relu(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.maximum(x, 0)
-
-
-def _relu2(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.square(np.maximum(x, 0))
-
-
-def _erf(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    from math import erf
-
-    return np.vectorize(erf, otypes=[np.float64])(x)
-
-
-_ACTIVATIONS = {
-    "silu": _silu,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "relu": _relu,
-    "relu2": _relu2,
+_ACTIVATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x / np.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.square(np.maximum(x, 0)),
 }

@@ -4,6 +4,7 @@ In-place functions of the native module return the new logits here.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
 U32 = 0xFFFFFFFF
 
 
-def rows_of(offsets: I64, *values: NDArray[np.generic]) -> list[tuple[NDArray[np.generic], ...]]:
+def rows_of(offsets: I64, *values: NDArray[Any]) -> list[tuple[NDArray[Any], ...]]:
     """The slices that each row owns of ragged arrays."""
     return [tuple(value[start:end] for value in values) for start, end in pairwise(offsets)]
 
@@ -26,12 +27,13 @@ def argmax(logits: F32) -> I32:
     """The lowest id of the largest logit; -1 where the row has no finite largest value."""
     best = np.argmax(logits, axis=-1).astype(np.int32)
     top = logits.max(axis=-1)
-    return np.where(np.isfinite(top), best, np.int32(-1))
+    tokens: I32 = np.where(np.isfinite(top), best, np.int32(-1))
+    return tokens
 
 
 def mask_allowed(logits: F32, offsets: I64, ids: I32) -> F32:
     """-inf everywhere but at the ids of the row; a row without ids is unrestricted."""
-    out = logits.copy()
+    out: F32 = logits.copy()
     for row, (allowed,) in zip(out, rows_of(offsets, ids), strict=True):
         if len(allowed):
             keep = np.zeros(len(row), bool)
@@ -42,7 +44,7 @@ def mask_allowed(logits: F32, offsets: I64, ids: I32) -> F32:
 
 def mask_banned(logits: F32, offsets: I64, ids: I32) -> F32:
     """-inf at the ids of the row."""
-    out = logits.copy()
+    out: F32 = logits.copy()
     for row, (banned,) in zip(out, rows_of(offsets, ids), strict=True):
         row[banned] = -np.inf
     return out
@@ -50,7 +52,7 @@ def mask_banned(logits: F32, offsets: I64, ids: I32) -> F32:
 
 def apply_bitmask(logits: F32, rows: I32, bitmask: I32) -> F32:
     """Row rows[n] keeps token i if bit i % 32 of bitmask[n, i // 32] is set."""
-    out = logits.copy()
+    out: F32 = logits.copy()
     token = np.arange(logits.shape[1])
     for row, words in zip(rows, bitmask, strict=True):
         kept = (words.view(np.uint32)[token // 32] >> (token % 32).astype(np.uint32)) & 1
@@ -60,7 +62,7 @@ def apply_bitmask(logits: F32, rows: I32, bitmask: I32) -> F32:
 
 def add_bias(logits: F32, offsets: I64, ids: I32, values: F32) -> F32:
     """Adds a value to the logit of each id."""
-    out = logits.copy()
+    out: F32 = logits.copy()
     for row, (tokens, bias) in zip(out, rows_of(offsets, ids, values), strict=True):
         np.add.at(row, tokens, bias)
     return out
@@ -77,7 +79,7 @@ def apply_penalties(
     output_ids: I32,
 ) -> F32:
     """Repetition over prompt and output tokens, then frequency and presence over output tokens."""
-    out = logits.copy()
+    out: F32 = logits.copy()
     prompts, outputs = rows_of(prompt_offsets, prompt_ids), rows_of(output_offsets, output_ids)
     for r, row in enumerate(out):
         counts = np.bincount(outputs[r][0], minlength=len(row)).astype(np.float32)
@@ -98,7 +100,7 @@ def process_logits(
     min_p: F32 | None = None,
 ) -> F32:
     """Temperature, then min_p, top_k and top_p: removed tokens become -inf."""
-    out = logits.copy()
+    out: F32 = logits.copy()
     for r, row in enumerate(out):
         if temperature[r] == 0:
             continue
@@ -149,7 +151,8 @@ def log_softmax(logits: F32) -> F32:
     x = logits.astype(np.float64)
     top = x.max(axis=-1, keepdims=True)
     total = np.log(np.exp(x - top).sum(axis=-1, keepdims=True))
-    return (x - top - total).astype(np.float32)
+    values: F32 = (x - top - total).astype(np.float32)
+    return values
 
 
 def logprobs(logits: F32, token_ids: I32, top_n: int) -> tuple[F32, I32, I32, F32]:

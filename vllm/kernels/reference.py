@@ -194,7 +194,8 @@ def act(x: F32, *, act: str, gated: bool = False) -> F32:
 
 def add(a: F32, b: F32, alpha: float = 1.0) -> F32:
     """a + alpha * b."""
-    return a + np.float32(alpha) * b
+    total: F32 = a + np.float32(alpha) * b
+    return total
 
 
 def gather(x: F32, logits_indices: I32) -> F32:

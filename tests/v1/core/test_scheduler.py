@@ -73,6 +73,9 @@ def test_max_num_scheduled_tokens_overrides_the_batch_size():
     scheduler = make(max_num_batched_tokens=16, max_num_scheduled_tokens=6)
     add(scheduler, "a", tokens(10))
     assert step(scheduler)[0] == {"a": 6}
+    above = make(max_num_batched_tokens=16, max_num_scheduled_tokens=100)
+    add(above, "a", tokens(40))
+    assert step(above)[0] == {"a": 16}, "the worker has no room for more"
 
 
 @pytest.mark.parametrize(("active", "expected"), [(None, "abc"), (2, "ab")])
@@ -96,6 +99,8 @@ def test_priority_policy_admits_the_lowest_value_then_the_earliest():
 def test_unknown_settings_are_refused():
     with pytest.raises(ConfigError, match="scheduling_policy"):
         make(scheduling_policy="random")
+    with pytest.raises(ConfigError, match="max_model_len is auto"):
+        make(max_model_len="auto")
     with pytest.raises(ConfigError, match="prefix_caching_hash_algo"):
         make(prefix_caching_hash_algo="xxhash_cbor")
 
@@ -138,6 +143,18 @@ def test_what_can_never_run_is_refused():
     add(scheduler, "a", tokens(39), max_tokens=100)
     with pytest.raises(VLLMValidationError, match="'a' is in use"):
         add(scheduler, "a", [1])
+    for _ in range(3):
+        outputs = step(scheduler)[1]
+    assert outputs["a"].finish_reason is FinishReason.LENGTH
+
+
+def test_a_prompt_as_long_as_the_context_can_be_scored():
+    scheduler = make(num_blocks=11)
+    with pytest.raises(VLLMValidationError):
+        add(scheduler, "a", tokens(40), max_tokens=1)
+    with pytest.raises(VLLMValidationError):
+        add(scheduler, "a", tokens(40), prompt_logprobs=1, max_tokens=2)
+    add(scheduler, "a", tokens(40), prompt_logprobs=1, max_tokens=1)
     for _ in range(3):
         outputs = step(scheduler)[1]
     assert outputs["a"].finish_reason is FinishReason.LENGTH

@@ -105,7 +105,8 @@ class BlockPool:
 
     def check_integrity(self, ref_counts: dict[int, int]) -> None:
         """Raise RuntimeError unless the pool is consistent and `ref_counts` are its users."""
-        free, block = [], self._next[0]
+        free: list[int] = []
+        block = self._next[0]
         while block:
             _require(self._prev[block] == (free[-1] if free else 0), "free list links differ")
             free.append(block)

@@ -90,19 +90,23 @@ class KVCacheManager:
 
     def num_blocks_to_admit(self, request: Request, hit: PrefixHit) -> int:
         """Free blocks that the whole request, as long as it is now, takes if it starts here."""
+        num_blocks = -(-request.num_tokens // self.block_size)
+        num_new = num_blocks - hit.num_tokens // self.block_size
         total = 0
         for policy, table in zip(self._policies, hit.groups, strict=True):
-            total += policy.peak_blocks(request.num_tokens, self._max_step_tokens)
-            total -= sum(1 for block in table if block and not self.pool.is_free(block))
-        return max(total, 0)
+            num_free_hits = sum(1 for block in table if block and self.pool.is_free(block))
+            peak = policy.peak_blocks(request.num_tokens, self._max_step_tokens)
+            total += min(peak, num_new + num_free_hits)
+        return total
 
     def num_blocks_outstanding(self, request: Request) -> int:
         """Blocks that a running request will still ask for to compute the tokens it has."""
         table = self._tables[request.request_id]
+        num_new = -(-request.num_tokens // self.block_size) - table.num_blocks
         total = 0
         for policy, first_live in zip(self._policies, table.first_live, strict=True):
             peak = policy.peak_blocks(request.num_tokens, self._max_step_tokens)
-            total += max(0, peak - (table.num_blocks - first_live))
+            total += max(0, min(num_new, peak - (table.num_blocks - first_live)))
         return total
 
     def admit(self, request: Request, hit: PrefixHit) -> None:

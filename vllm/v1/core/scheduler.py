@@ -21,8 +21,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.core.kv_cache_groups import max_request_tokens
 from vllm.v1.core.kv_cache_manager import KVCacheManager, PrefixHit
+from vllm.v1.core.limits import Limits
 from vllm.v1.core.request_queue import RequestQueue, priority_key
 from vllm.v1.messages import (
     CachedRequestData,
@@ -62,32 +62,19 @@ class Scheduler:
     """
 
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: KVCacheConfig) -> None:
-        config = vllm_config.scheduler_config
-        cache = vllm_config.cache_config
-        self.max_step_tokens = config.max_num_scheduled_tokens or config.max_num_batched_tokens
-        self.max_num_running = min(
-            config.max_num_seqs, config.max_num_active_seqs or config.max_num_seqs
-        )
-        self._is_chunked = config.enable_chunked_prefill
-        self._long_prefill_threshold = config.long_prefill_token_threshold or 0
-        self._by_priority = config.scheduling_policy == "priority"
-        self._num_watermark_blocks = int((config.watermark or 0.0) * kv_cache_config.num_blocks)
-        self.kv_cache_config = kv_cache_config
-        self.max_request_tokens = min(
-            vllm_config.model_config.max_model_len,
-            max_request_tokens(kv_cache_config, self.max_step_tokens),
-        )
-        if not self._is_chunked:  # after a preemption all tokens must fit one step again
-            self.max_request_tokens = min(self.max_request_tokens, self.max_step_tokens)
+        cache, policy = vllm_config.cache_config, vllm_config.scheduler_config.scheduling_policy
+        self.limits = Limits.from_config(vllm_config, kv_cache_config)
+        self.max_request_tokens = self.limits.request_tokens
         self.kv = KVCacheManager(
             kv_cache_config,
-            self.max_step_tokens,
-            bool(cache.enable_prefix_caching),
+            self.limits.step_tokens,
+            cache.enable_prefix_caching,
             cache.prefix_caching_hash_algo,
         )
         self.requests: dict[str, Request] = {}
-        self.waiting = RequestQueue(config.scheduling_policy)
+        self.waiting = RequestQueue(policy)
         self.running: list[Request] = []
+        self._by_priority = policy == "priority"
         self._finished_req_ids: list[str] = []
         self._sequence = count()
         self._stats = SchedulerStats()
@@ -135,10 +122,6 @@ class Scheduler:
         """True while a request waits or runs."""
         return bool(self.requests)
 
-    def get_num_unfinished_requests(self) -> int:
-        """Requests that wait or run."""
-        return len(self.requests)
-
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached blocks. Refused (False) while requests run, unless they are preempted."""
         if reset_running_requests:
@@ -151,14 +134,14 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step; its tokens count as computed from here on."""
-        step = _Step(self.max_step_tokens)
+        step = _Step(self.limits.step_tokens)
         self.kv.begin_step()
         self._schedule_running(step)
         self._commit_running(step)
         if not step.has_preempted:
             self._schedule_waiting(step)
         finished, self._finished_req_ids = self._finished_req_ids, []
-        self._stats.num_scheduled_tokens += (total := self.max_step_tokens - step.budget)
+        self._stats.num_scheduled_tokens += (total := self.limits.step_tokens - step.budget)
         return SchedulerOutput(
             new_reqs=step.new_reqs,
             cached_reqs=step.cached_reqs,
@@ -238,10 +221,10 @@ class Scheduler:
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         """How many of `num_tokens` run now. The threshold matters only if others may want turns."""
-        if not self._is_chunked:
+        if not self.limits.is_chunked:
             return num_tokens
-        if self._long_prefill_threshold and len(self.requests) > 1:
-            num_tokens = min(num_tokens, self._long_prefill_threshold)
+        if self.limits.long_prefill_tokens and len(self.requests) > 1:
+            num_tokens = min(num_tokens, self.limits.long_prefill_tokens)
         return min(num_tokens, budget)
 
     def _choose_victim(self) -> Request:
@@ -285,7 +268,7 @@ class Scheduler:
             for request in self.running
             if request.num_tokens > request.num_computed_tokens
         )
-        while self.waiting and step.budget and len(self.running) < self.max_num_running:
+        while self.waiting and step.budget and len(self.running) < self.limits.running_requests:
             request = self.waiting.peek()
             hit = self.kv.find_prefix(request)
             num_tokens = self._chunk(request.num_tokens - hit.num_tokens, step.budget)
@@ -302,7 +285,7 @@ class Scheduler:
         """
         needed = self.kv.num_blocks_to_admit(request, hit)
         if self.running:
-            needed += reserved + max(len(self.running), self._num_watermark_blocks)
+            needed += reserved + max(len(self.running), self.limits.watermark_blocks)
         return needed <= self.kv.pool.num_free
 
     def _admit(self, request: Request, hit: PrefixHit, num_tokens: int, step: _Step) -> None:

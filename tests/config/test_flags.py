@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from vllm.engine.arg_parser import FlagParser, human_int
+from vllm.engine.arg_forms import human_int
+from vllm.engine.arg_parser import FlagParser
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.serve import make_parser
 from vllm.exceptions import ConfigError
@@ -166,7 +167,7 @@ def test_config_file(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
                     "hf-overrides: {a: 1}\nserved-model-name: [x, y]\nenforce-eager: true\n")
     values = parse("--config", str(file))
     assert values == {
-        "model_tag": "from-file", "max_model_len": 2000, "enable_prefix_caching": False,
+        "model": "from-file", "max_model_len": 2000, "enable_prefix_caching": False,
         "hf_overrides": {"a": 1}, "served_model_name": ["x", "y"], "enforce_eager": True}
     values = parse("given", "--config", str(file), "--max-model-len", "7")
     assert (values["model_tag"], values["max_model_len"]) == ("given", 7)

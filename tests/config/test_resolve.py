@@ -1,7 +1,6 @@
 """From flags to a resolved config: the memory plan, cross-checks, threads, memory limits."""
 
 import json
-import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -168,13 +167,24 @@ def test_cgroup_version_1(tmp_path: Path) -> None:
 
 def test_threads_follow_the_mask_the_quota_and_the_reserve(tmp_path: Path) -> None:
     allowed = sorted(os.sched_getaffinity(0))
-    assert compute_cpus("auto", None, tmp_path) == (len(allowed), ())
-    (tmp_path / "cpu.max").write_text("150000 100000")
-    assert compute_cpus("auto", None, tmp_path)[0] == min(len(allowed), math.floor(1.5))
-    (tmp_path / "cpu.max").write_text("max 100000")
-    assert compute_cpus("nobind", len(allowed), tmp_path) == (1, ())
-    assert compute_cpus(f"{allowed[0]}", None, tmp_path) == (1, (allowed[0],))
-    assert compute_cpus(f"{allowed[0]}|9999", None, tmp_path) == (1, (allowed[0],))
+    system = fake_system(tmp_path, {}, "0::/")
+    assert compute_cpus("auto", None, *system) == (len(allowed), ())
+    assert compute_cpus("nobind", len(allowed), *system) == (1, ())
+    assert compute_cpus(f"{allowed[0]}", None, *system) == (1, (allowed[0],))
+    assert compute_cpus(f"{allowed[0]}|9999", None, *system) == (1, (allowed[0],))
+
+
+@pytest.mark.parametrize(("files", "line", "count"), [
+    ({"cpu.max": "150000 100000"}, "0::/", 1),
+    ({"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b", 1),
+    ({"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"}, "1:cpu:/x", 1),
+    ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "1:cpu,cpuacct:/", None),
+    ({"cpu.max": "max 100000"}, "0::/of/the/host", None)])
+def test_quota_of_this_group_or_a_parent(
+        tmp_path: Path, files: dict[str, str], line: str, count: int | None) -> None:
+    allowed = len(os.sched_getaffinity(0))
+    found = compute_cpus("auto", None, *fake_system(tmp_path, files, line))[0]
+    assert found == (allowed if count is None else min(allowed, count))
 
 
 @pytest.mark.parametrize("text", ["x", "3-1", "-1", "1,,2"])

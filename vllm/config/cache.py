@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from vllm.config.flags import BOOL, FLOAT, HUMAN_INT, INT, STR, STR_LIST, flag, later
 
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16")
+QUANTIZED_KV_DTYPES = (
+    "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4", "nvfp4_4over6",
+    "nvfp4_ds_mla", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head",
+    "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc",
+    "ultraquant_4bit",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,7 @@ class CacheConfig:
     block_size: int = flag(32, "tokens per block; a multiple of 16")
     kv_cache_dtype: str = flag(
         "auto", "type of keys and values; auto: float32 with --dtype float32, else float16",
-        choices=KV_DTYPES)
+        choices=KV_DTYPES, feature="a quantized KV cache", missing=QUANTIZED_KV_DTYPES)
     kv_cache_dtype_skip_layers: list[str] | None = later(
         None, "a quantized KV cache", kind=STR_LIST)
     calculate_kv_scales: bool = later(False, "a quantized KV cache")
@@ -28,11 +34,13 @@ class CacheConfig:
     enable_prefix_caching: bool = flag(True, "share the blocks of equal prefixes")
     prefix_caching_hash_algo: str = flag(
         "sha256", "hash of blocks: keyed per process, or sha256_cbor for equal hashes everywhere",
-        choices=("sha256", "sha256_cbor"))
+        choices=("sha256", "sha256_cbor"), feature="a hash that can be made to collide",
+        missing=("xxhash", "xxhash_cbor"))
     prefix_match_unit: int | None = later(None, "hits inside a block", kind=INT)
     prefix_cache_retention_interval: int = later(0, "checkpoints of window caches")
     swap_space: float | None = flag(
-        None, "older engine: ignored, preempted requests are recomputed", kind=FLOAT)
+        None, "GiB for swapped requests of the older engine; has no effect", kind=FLOAT,
+        outdated="preempted requests are recomputed, nothing is swapped")
     cpu_offload_gb: float = later(0.0, "weight offloading")
     cpu_offload_params: list[str] | None = later(None, "weight offloading", kind=STR_LIST)
     offload_backend: str = later("auto", "weight offloading", choices=("auto", "uva", "prefetch"))
@@ -43,7 +51,7 @@ class CacheConfig:
     kv_offloading_size: float | None = later(None, "KV offloading", kind=FLOAT)
     kv_offloading_backend: str = later("native", "KV offloading", choices=("native", "lmcache"))
     kv_sharing_fast_prefill: bool = later(False, "layers that share KV")
-    swa_bounded_replay: bool = flag(True, "windows are always recomputed within their bounds")
+    swa_bounded_replay: bool = later(True, "recomputing windows beyond their bounds")
     mamba_cache_dtype: str = later("auto", "recurrent models")
     mamba_ssm_cache_dtype: str = later("auto", "recurrent models")
     mamba_block_size: int | None = later(None, "recurrent models", kind=INT)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.config.flags import INT_LIST, JSON, flag, later
+from vllm.config.flags import INT, INT_LIST, JSON, flag, later
 
 
 @dataclass(frozen=True)
@@ -16,4 +16,4 @@ class CompilationConfig:
     compilation_config: dict[str, Any] = later(
         {}, "torch compilation", kind=JSON, short=("-cc",))
     cudagraph_capture_sizes: list[int] | None = later(None, "CUDA graphs", kind=INT_LIST)
-    max_cudagraph_capture_size: int | None = later(None, "CUDA graphs", kind="int")
+    max_cudagraph_capture_size: int | None = later(None, "CUDA graphs", kind=INT)

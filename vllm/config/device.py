@@ -10,7 +10,9 @@ from vllm.config.flags import JSON, flag, later
 class DeviceConfig:
     """Where the model runs."""
 
-    device: str = flag("auto", "device of the model; this build has cpu", choices=("auto", "cpu"))
+    device: str = flag(
+        "auto", "device of the model; this build has cpu", choices=("auto", "cpu"),
+        feature="another device than the CPU", missing=("cuda", "rocm", "xpu", "tpu"))
     additional_config: dict[str, Any] = later({}, "platform options")
     fail_on_environ_validation: bool = flag(False, "unknown VLLM_* variables are errors")
     watermark_config: dict[str, Any] | None = later(None, "watermarking", kind=JSON)

@@ -13,7 +13,7 @@ class AttentionConfig:
     attention_backend: str | None = flag(
         None, "attention kernels: auto or CPU_ATTN", kind=STR)
     attention_config: dict[str, Any] | None = later(
-        None, "GPU attention options", kind=JSON, short=("-ac",))
+        None, "another attention option than the backend", kind=JSON, short=("-ac",))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.config.flags import INT, JSON, STR_LIST, flag, later
+from vllm.config.flags import INT, JSON, STR_LIST, later
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class LoRAConfig:
     max_lora_rank: int = later(16, "LoRA adapters")
     max_cpu_loras: int | None = later(None, "LoRA adapters", kind=INT)
     lora_dtype: str = later("auto", "LoRA adapters", choices=("auto", "float16", "bfloat16"))
-    lora_extra_vocab_size: int = flag(256, "older form: adapters never add vocabulary")
+    lora_extra_vocab_size: int = later(256, "LoRA adapters")
     fully_sharded_loras: bool = later(False, "LoRA adapters")
     lora_target_modules: list[str] | None = later(None, "LoRA adapters", kind=STR_LIST)
     lora_modules: list[str] | None = later(None, "LoRA adapters", kind=STR_LIST)

@@ -15,15 +15,20 @@ class ModelConfig:
 
     model: str | None = flag(
         None, "folder, .gguf file, hub id or name of the embedded model", kind=STR)
-    runner: str = flag("auto", "what the model is used for",
-                       choices=("auto", "generate", "pooling", "draft"))
+    runner: str = flag("auto", "what the model is used for", choices=("auto", "generate"),
+                       feature="another use than generating text", missing=("pooling", "draft"))
     convert: str = later("auto", "adapting a generative model to pooling",
                          choices=("auto", "none", "embed", "classify"))
-    task: str | None = flag(None, "older form of --runner", kind=STR, choices=(
-        "auto", "generate", "embed", "classify", "score", "reward", "transcription"))
+    task: str | None = flag(
+        None, "older form of --runner", kind=STR, choices=("auto", "generate"),
+        feature="another task than generating text", outdated="use --runner",
+        missing=("embed", "classify", "score", "reward", "transcription"))
     tokenizer: str | None = flag(None, "folder or hub id of the tokenizer; default: the model",
                                  kind=STR)
-    tokenizer_mode: str = flag("auto", "how the tokenizer is read", choices=("auto", "hf"))
+    tokenizer_mode: str = flag(
+        "auto", "how the tokenizer is read", choices=("auto", "hf"),
+        feature="this kind of tokenizer",
+        missing=("slow", "mistral", "deepseek_v32", "deepseek_v4", "inkling", "kimi_k3", "cohere"))
     revision: str | None = flag(None, "branch, tag or commit of the model on the hub", kind=STR)
     tokenizer_revision: str | None = flag(
         None, "branch, tag or commit of the tokenizer on the hub", kind=STR)
@@ -33,12 +38,14 @@ class ModelConfig:
     seed: int = flag(0, "seed of requests without one, with the LLM class")
     hf_config_path: str | None = flag(None, "folder with the config.json to use", kind=STR)
     config_format: str = flag("auto", "format of the model's config",
-                              choices=("auto", "hf", "gguf"))
+                              choices=("auto", "hf", "gguf"), feature="this kind of config",
+                              missing=("mistral",))
     hf_token: bool | str | None = flag(
         None, "token of the hub; without a value, the stored one", kind=BOOL_OR_STR)
     hf_overrides: dict[str, Any] = flag({}, "keys merged into the model's config")
-    model_impl: str = flag("auto", "implementation of the model",
-                           choices=("auto", "vllm", "transformers", "terratorch"))
+    model_impl: str = flag("auto", "implementation of the model", choices=("auto", "vllm"),
+                           feature="this implementation",
+                           missing=("transformers", "terratorch"))
     model_class_overrides: dict[str, Any] = later({}, "classes for architectures")
     max_model_len: int | str | None = flag(
         None, "longest prompt + output; auto or -1: the longest that fits", kind=HUMAN_INT)
@@ -88,13 +95,18 @@ class ModelConfig:
 class LoadConfig:
     """Where the weights come from."""
 
-    load_format: str = flag("auto", "format of the weights",
-                            choices=("auto", "safetensors", "gguf", "dummy"))
+    load_format: str = flag(
+        "auto", "format of the weights", choices=("auto", "hf", "safetensors", "gguf", "dummy"),
+        feature="this kind of weights", missing=(
+            "pt", "npcache", "tensorizer", "sharded_state", "mistral", "runai_streamer",
+            "runai_streamer_sharded", "fastsafetensors", "instanttensor", "ipc_cache",
+            "modelexpress", "bitsandbytes"))
     download_dir: str | None = flag(None, "folder for downloads; default: the hub's cache",
                                     kind=STR)
     safetensors_load_strategy: str | None = flag(
-        None, "how safetensors files are read; they are always mapped", kind=STR,
-        choices=("lazy",))
+        None, "how safetensors files are read; lazy: they are mapped", kind=STR,
+        choices=("lazy",), feature="reading files in another way than mapping them",
+        missing=("eager", "prefetch", "torchao"))
     model_loader_extra_config: dict[str, Any] = later({}, "loader options")
     ignore_patterns: list[str] = flag(
         ["original/**/*"], "files of a hub repository that are not downloaded", kind=STR_LIST)
@@ -122,7 +134,7 @@ class MultiModalConfig:
     mm_encoder_attn_dtype: str | None = later(None, "media input", kind=STR)
     mm_tensor_ipc: str = later("direct_rpc", "media input", choices=("direct_rpc", "torch_shm"))
     interleave_mm_strings: bool = later(False, "media input")
-    skip_mm_profiling: bool = flag(False, "there are no media to profile")
+    skip_mm_profiling: bool = later(False, "media input")
     video_pruning_rate: float | None = later(None, "media input", kind=FLOAT)
     video_pruning_method: str | None = later(None, "media input", kind=STR)
 

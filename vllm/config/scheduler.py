@@ -26,15 +26,19 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = flag(
         0, "most tokens of one prompt in a step while others wait; 0: no cap")
     long_prefill_token_threshold_adaptive: bool = later(False, "an adaptive prefill cap")
-    max_num_partial_prefills: int = later(1, "older prefill limits")
-    max_long_partial_prefills: int = later(1, "older prefill limits")
+    max_num_partial_prefills: int = flag(
+        1, "prompts in work at once, in older releases; has no effect",
+        outdated="as many prompts are in work as the step's budget holds")
+    max_long_partial_prefills: int = flag(
+        1, "long prompts in work at once, in older releases; has no effect",
+        outdated="--long-prefill-token-threshold keeps room for short prompts")
     scheduling_policy: str = flag("fcfs", "order of waiting requests",
                                   choices=("fcfs", "priority"))
     async_scheduling: bool | None = later(None, "scheduling ahead of the output", kind=BOOL)
     stream_interval: int = flag(1, "tokens gathered before a streamed chunk")
     scheduler_cls: str | None = later(None, "custom schedulers", kind=STR)
-    scheduler_reserve_full_isl: bool = flag(
-        True, "admit a request only when its whole prompt fits the free blocks")
+    scheduler_reserve_full_isl: bool = later(
+        True, "admitting a request before its whole prompt fits")
     watermark: float = flag(0.0, "share of blocks kept free when admitting")
     disable_chunked_mm_input: bool = later(False, "media input")
     prefill_schedule_interval: int = later(1, "data parallelism")

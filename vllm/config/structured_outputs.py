@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.config.flags import JSON, STR, flag, later
+from vllm.config.flags import JSON, STR, later
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,5 @@ class StructuredOutputsConfig:
     tool_parser_plugin: str = later("", "tool calls")
     tool_strict_level: str = later("auto", "tool calls",
                                    choices=("auto", "function", "parameter"))
-    exclude_tools_when_tool_choice_none: bool = flag(
-        False, "leave tools out of the prompt when none may be called")
+    exclude_tools_when_tool_choice_none: bool = later(False, "tool calls")
     tool_server: str | None = later(None, "tool servers", kind=STR)

@@ -1,6 +1,7 @@
 """All configs together: the only place where one is checked against another."""
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from vllm.config.cache import CacheConfig
 from vllm.config.compilation import CompilationConfig
 from vllm.config.device import DeviceConfig
-from vllm.config.flags import flags_of
+from vllm.config.flags import make_config, option_of
 from vllm.config.kernel import AttentionConfig, KernelConfig
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.lora import LoRAConfig
@@ -61,26 +62,10 @@ def config_classes() -> dict[str, type]:
             if isinstance(f.default_factory, type)}
 
 
-def build(values: dict[str, Any]) -> VllmConfig:
-    """A VllmConfig from flag values by field name; nothing is resolved or checked yet."""
-    parts = {}
-    for name, config in config_classes().items():
-        given = {key: values[key] for key in flags_of(config) if key in values}
-        parts[name] = config(**given)
-    return VllmConfig(**parts)
-
-
-def check_supported(config: VllmConfig) -> None:
-    """Refuse every value that asks for a feature this build does not have."""
-    for name in config_classes():
-        part = getattr(config, name)
-        defaults = type(part)()
-        for key, spec in flags_of(type(part)).items():
-            value = getattr(part, key)
-            if spec.missing and value != getattr(defaults, key):
-                raise ConfigError(
-                    f"--{key.replace('_', '-')}: {spec.missing} is not supported by this build "
-                    f"yet; leave the flag out.")
+def build(values: Mapping[str, Any]) -> VllmConfig:
+    """A VllmConfig from flag values by field name; nothing is resolved yet. Raises ConfigError."""
+    return VllmConfig(**{name: make_config(part, values)
+                         for name, part in config_classes().items()})
 
 
 def check(config: VllmConfig) -> None:
@@ -89,7 +74,7 @@ def check(config: VllmConfig) -> None:
     _check_scheduler(config)
     _check_cache(config)
     backend = config.parallel_config.distributed_executor_backend
-    if backend not in (None, "uni"):
+    if backend in ("mp", "ray", "external_launcher"):
         raise ConfigError(f"--distributed-executor-backend {backend} is not supported by this "
                           "build yet; one rank runs in the engine process (uni).")
     attention = config.attention_config.attention_backend
@@ -103,20 +88,13 @@ def check(config: VllmConfig) -> None:
 
 def _check_model(config: VllmConfig) -> None:
     model = config.model_config
-    if model.runner not in ("auto", "generate"):
-        raise ConfigError(f"--runner {model.runner} is not supported by this build yet; "
-                          "it runs generative models.")
-    if model.task not in (None, "auto", "generate"):
-        raise ConfigError(f"--task {model.task} is not supported by this build yet; "
-                          "it runs generative models.")
-    if model.model_impl not in ("auto", "vllm"):
-        raise ConfigError(f"--model-impl {model.model_impl} is not supported by this build yet; "
-                          "leave the flag out.")
-    if model.max_logprobs < -1:
-        raise ConfigError(f"--max-logprobs is {model.max_logprobs}; it must be -1 or more.")
-    if model.renderer_num_workers < 1:
-        raise ConfigError(f"--renderer-num-workers is {model.renderer_num_workers}; "
-                          "it must be 1 or more.")
+    _at_least("max_logprobs", model.max_logprobs, -1)
+    _at_least("renderer_num_workers", model.renderer_num_workers, 1)
+    own = "gguf" if model.hf_config.get("_gguf") else model.arch and model.arch.quant_method
+    if model.quantization and model.quantization != own:
+        raise ConfigError(
+            f"--quantization {model.quantization} is not supported by this build yet for this "
+            f"model, whose weights are {own or 'not quantized'}; leave the flag out.")
 
 
 def _check_scheduler(config: VllmConfig) -> None:
@@ -124,29 +102,29 @@ def _check_scheduler(config: VllmConfig) -> None:
     tokens, seqs = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
     if tokens is None or seqs is None:
         raise ConfigError("the configuration was not resolved before it was checked")
-    length = asked if isinstance(asked, int) else 1   # "auto": not known before memory is planned
-    for name in ("max_num_batched_tokens", "max_num_seqs", "stream_interval"):
-        if getattr(scheduler, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(scheduler, name)}; "
-                              "it must be 1 or more.")
+    for name, least in _LEAST_SCHEDULER.items():
+        _at_least(name, getattr(scheduler, name), least)
     if not 0.0 <= scheduler.watermark < 1.0:
         raise ConfigError(f"--watermark is {scheduler.watermark}; it must be at least 0 and "
                           "below 1.")
-    if tokens < length and not scheduler.enable_chunked_prefill:
-        raise ConfigError(
-            f"--max-num-batched-tokens ({tokens}) is below --max-model-len ({length}): without "
-            "chunked prefill a prompt must fit one step. Raise it, lower --max-model-len, or "
-            "leave --no-enable-chunked-prefill out.")
     if tokens < seqs:
         raise ConfigError(f"--max-num-batched-tokens ({tokens}) is below --max-num-seqs ({seqs}); "
                           "each running request needs a token per step.")
-    if scheduler.long_prefill_token_threshold > length > 1:
-        raise ConfigError(
-            f"--long-prefill-token-threshold ({scheduler.long_prefill_token_threshold}) is above "
-            f"--max-model-len ({length}).")
     if (scheduler.max_num_active_seqs or 0) > seqs:
         raise ConfigError(f"--max-num-active-seqs ({scheduler.max_num_active_seqs}) is above "
                           f"--max-num-seqs ({seqs}).")
+    if not isinstance(asked, int):
+        return  # "auto": known once memory is planned
+    step = min(tokens, scheduler.max_num_scheduled_tokens or tokens)
+    if step < asked and not scheduler.enable_chunked_prefill:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({step}) is below --max-model-len ({asked}): without "
+            "chunked prefill a prompt must fit one step. Raise it, lower --max-model-len, or "
+            "leave --no-enable-chunked-prefill out.")
+    if scheduler.long_prefill_token_threshold > asked:
+        raise ConfigError(
+            f"--long-prefill-token-threshold ({scheduler.long_prefill_token_threshold}) is above "
+            f"--max-model-len ({asked}).")
 
 
 def _check_cache(config: VllmConfig) -> None:
@@ -156,9 +134,17 @@ def _check_cache(config: VllmConfig) -> None:
     if not 0.0 < cache.gpu_memory_utilization <= 1.0:
         raise ConfigError(f"--gpu-memory-utilization is {cache.gpu_memory_utilization}; it must "
                           "be above 0 and at most 1.")
-    if cache.num_gpu_blocks_override is not None and cache.num_gpu_blocks_override < 2:
-        raise ConfigError(f"--num-gpu-blocks-override is {cache.num_gpu_blocks_override}; it must "
-                          "be 2 or more (one block is reserved).")
+    _at_least("kv_cache_memory_bytes", cache.kv_cache_memory_bytes, 1)
+    _at_least("num_gpu_blocks_override", cache.num_gpu_blocks_override, 2)  # one is reserved
 
 
-__all__ = ["VllmConfig", "build", "check", "check_supported", "config_classes", "replace"]
+_LEAST_SCHEDULER = {
+    "max_num_batched_tokens": 1, "max_num_seqs": 1, "max_num_active_seqs": 1,
+    "max_num_scheduled_tokens": 1, "stream_interval": 1, "max_num_queued_reqs": 0,
+    "max_num_queued_tokens": 0, "long_prefill_token_threshold": 0,
+}  # fmt: skip
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{option_of(name)} is {value}; it must be {least} or more.")

@@ -1,7 +1,7 @@
 """The command line of every subcommand: flags come from config fields, rules from vLLM's parser.
 
-Arguments are first brought to one form (dashes, dotted JSON, `-O3`, the YAML file's rows), then
-argparse reads them. Only what was given ends up in the namespace; defaults stay in the configs.
+Only what was given ends up in the namespace; defaults stay in the configs. A wrong command line
+exits with 2 and says what is close to it.
 """
 
 import argparse
@@ -12,35 +12,78 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from vllm.config import flags
-from vllm.config.flags import Flag
+from vllm.config.flags import Flag, flags_of, option_of
+from vllm.engine.arg_forms import (
+    JsonFolder,
+    duplicates,
+    human_int,
+    one_form,
+    read_config_file,
+    take_config_file,
+)
 from vllm.exceptions import ConfigError
 
-Origins = dict[str, str]
-
-_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_HELP = "groups of flags; =all: every flag; =Group: one group; =word: flags that match"
+_CONFIG_HELP = "YAML file with flags: long names without --, either separator; flags here win"
 
 
-def human_int(text: str) -> int:
-    """`1k` = 1000, `1K` = 1024, `25.6k` = 25600; k m g t are decimal, K M G T binary."""
-    number, suffix = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "")
-    if suffix in _BINARY:
-        if not number.lstrip("-").isdigit():
-            raise argparse.ArgumentTypeError(
-                f"{text!r}: a fraction takes a small suffix; did you mean {text.lower()}?")
-        return int(number) * _BINARY[suffix]
-    try:
-        value = float(number) * _DECIMAL[suffix] if suffix else int(number)
-    except (KeyError, ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not an integer such as 4096, 4k (4000) or 4K (4096)") from None
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(value)
+def add_config(parser: argparse.ArgumentParser, title: str, config: type) -> None:
+    """Declare the flags of one config dataclass under a heading, on any parser."""
+    group = parser.add_argument_group(title, (config.__doc__ or "").strip().splitlines()[0])
+    is_ours = isinstance(parser, FlagParser)   # its namespace holds only what was given
+    defaults = config()
+    for name, spec in flags_of(config).items():
+        default = argparse.SUPPRESS if is_ours else getattr(defaults, name)
+        group.add_argument(
+            option_of(name), *spec.short, *spec.aliases, dest=name, default=default,
+            help=_help(spec, getattr(defaults, name)), **_options(name, spec))
+        if isinstance(parser, FlagParser):
+            parser.note(name, spec)
+
+
+def _help(spec: Flag, default: object) -> str:
+    shown = "" if default in (None, "", False, {}, []) or not spec.is_supported else (
+        f" (default: {default})")
+    return (spec.meaning + shown).replace("%", "%%")
+
+
+def _options(name: str, spec: Flag) -> dict[str, Any]:
+    """What argparse needs to know of a flag's value."""
+    if spec.kind == flags.BOOL:
+        return {"action": argparse.BooleanOptionalAction}
+    options: dict[str, Any] = {"type": _nullable(_parser_of(name, spec)), "metavar": name.upper()}
+    if spec.choices and spec.is_supported:
+        options |= {"choices": (*spec.choices, *spec.missing),
+                    "metavar": "{" + ",".join(spec.choices) + "}"}
+    if name == "performance_mode":
+        options |= {"nargs": "?", "const": "throughput"}
+    if spec.kind in (flags.STR_LIST, flags.INT_LIST):
+        options["nargs"] = "+"
+    if spec.is_repeatable:
+        options["action"] = "extend"
+    if spec.kind == flags.BOOL_OR_STR:
+        options |= {"nargs": "?", "const": True}
+    return options
+
+
+def _parser_of(name: str, spec: Flag) -> Callable[[str], Any]:
+    if name == "max_model_len":
+        return _max_model_len
+    parsers: dict[str, Callable[[str], Any]] = {
+        flags.INT: _integer, flags.HUMAN_INT: human_int, flags.FLOAT: float, flags.JSON: _json,
+        flags.INT_LIST: _integer}
+    return parsers.get(spec.kind, str)
 
 
 def _max_model_len(text: str) -> int | str:
     return "auto" if text in ("auto", "-1") else human_int(text)
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
 
 
 def _json(text: str) -> Any:
@@ -66,74 +109,31 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """An argument parser whose flags are config fields."""
+    """An argument parser whose flags are config fields. `origins`: flag -> the file it is from."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
             allow_abbrev=False, add_help=False, formatter_class=HelpFormatter,
-            argument_default=argparse.SUPPRESS,
-            usage="%(prog)s [model] [options]", **options)
-        self.origins: Origins = {}
-        self._json_flags: dict[str, str] = {"--compilation-config": "--compilation-config"}
-        self._list_flags: set[str] = set()
-        self._own_group = self.add_argument_group("options")
-        self._own_group.add_argument(
-            "--help", "-h", nargs="?", const="groups", metavar="TOPIC",
-            help="groups of flags; =all: every flag; =Group: one group; =word: flags that match")
-
-    # ---- declaring ----------------------------------------------------------------------------
-
-    def add_config(self, title: str, config: type) -> None:
-        """Declare the flags of one config dataclass under a heading."""
-        group = self.add_argument_group(title, (config.__doc__ or "").strip().splitlines()[0])
-        for name, spec in flags.flags_of(config).items():
-            self._add_flag(group, name, spec)
-
-    def _add_flag(self, group: Any, name: str, spec: Flag) -> None:
-        option = "--" + name.replace("_", "-")
-        names = [option, *spec.short, *spec.aliases]
-        options: dict[str, Any] = {"dest": name, "help": spec.meaning.replace("%", "%%")}
-        if spec.kind == flags.BOOL:
-            options["action"] = argparse.BooleanOptionalAction
-        else:
-            options |= self._value_options(name, spec)
-        group.add_argument(*names, **options)
-        if spec.kind == flags.JSON:
-            self._json_flags |= dict.fromkeys(names, option)
-        if spec.kind in (flags.STR_LIST, flags.INT_LIST):
-            self._list_flags.add(option)
-
-    def _value_options(self, name: str, spec: Flag) -> dict[str, Any]:
-        parse: Callable[[str], Any] = {
-            flags.INT: int, flags.HUMAN_INT: human_int, flags.FLOAT: float, flags.JSON: _json,
-            flags.INT_LIST: int,
-        }.get(spec.kind, str)  # type: ignore[assignment]
-        if name == "max_model_len":
-            parse = _max_model_len
-        options: dict[str, Any] = {"type": _nullable(parse), "metavar": name.upper()}
-        if spec.choices and not spec.missing:
-            options["choices"] = spec.choices
-            options["metavar"] = "{" + ",".join(spec.choices) + "}"
-        if name == "performance_mode":
-            options |= {"nargs": "?", "const": "throughput"}
-        if spec.kind in (flags.STR_LIST, flags.INT_LIST):
-            options["nargs"] = "+"
-        if spec.kind == flags.BOOL_OR_STR:
-            options |= {"nargs": "?", "const": True}
-        return options
-
-    # ---- parsing ------------------------------------------------------------------------------
+            argument_default=argparse.SUPPRESS, **options)
+        self.origins: dict[str, str] = {}
+        self.json_flags: dict[str, str] = {}
+        """Every spelling of a flag that takes JSON -> its long name."""
+        self.additive_flags: set[str] = set()
+        """Flags that may be given several times: JSON parts merge, repeatable lists add up."""
+        group = self.add_argument_group("options")
+        group.add_argument("--help", "-h", nargs="?", const="groups", metavar="TOPIC", help=_HELP)
+        group.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> argparse.Namespace:
         """Parse, or print an error and exit with 2 (or help and exit with 0)."""
-        given = list(sys.argv[1:] if args is None else args)
         try:
-            known: argparse.Namespace
-            known, unknown = self.parse_known_args(self._prepare(given), namespace)
+            prepared = self._prepare(list(sys.argv[1:] if args is None else args))
         except ConfigError as error:
             self.error(str(error))
+        known: argparse.Namespace
+        known, unknown = self.parse_known_args(prepared, namespace)
         topic = getattr(known, "help", None)
         if topic is not None:
             self._show_help(topic)
@@ -141,99 +141,50 @@ class FlagParser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggest(unknown)}")
         return known
 
-    def _prepare(self, args: list[str]) -> list[str]:
-        args = self._with_file(args)
-        args = [word for arg in args for word in _one_form(arg)]
-        args = self._fold_dotted(args)
-        self._warn_duplicates(args)
-        return args
-
-    def _with_file(self, args: list[str]) -> list[str]:
-        """Replace `--config FILE` by the file's rows, before everything that overrides them."""
-        files, rest, skip = [], [], False
-        for i, arg in enumerate(args):
-            if skip:
-                skip = False
-            elif arg == "--config":
-                if i + 1 == len(args):
-                    raise ConfigError("--config needs a YAML file")
-                files.append(args[i + 1])
-                skip = True
-            elif arg.startswith("--config="):
-                files.append(arg.partition("=")[2])
-            else:
-                rest.append(arg)
-        if len(files) > 1:
-            raise ConfigError("--config was given twice; one file is allowed")
-        if not files:
-            return rest
-        rows = self._read_file(files[0])
-        positional = rest[:1] if rest and not rest[0].startswith("-") else []
-        if positional and rows[:1] and not rows[0].startswith("-"):
-            rows = rows[1:]
-        return [*positional, *rows, *rest[len(positional):]]
-
-    def _read_file(self, path: str) -> list[str]:
-        import yaml
-
-        if not path.endswith((".yaml", ".yml")):
-            raise ConfigError(f"--config {path}: the file's name must end in .yaml or .yml")
-        try:
-            with open(path, encoding="utf-8") as file:
-                rows = yaml.safe_load(file) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"--config {path} can't be read: {error}") from error
-        if not isinstance(rows, dict):
-            raise ConfigError(f"--config {path} must hold a mapping of flag names to values")
-        words: list[str] = []
-        for key, value in rows.items():
-            name = str(key).replace("_", "-")
-            self.origins[name.replace("-", "_")] = path
-            words = _file_words(self, name, value, words)
-        return words
+    def note(self, name: str, spec: Flag) -> None:
+        """Remember how a declared flag is treated before argparse sees it."""
+        spellings = [option_of(name), *spec.short, *spec.aliases]
+        if spec.kind == flags.JSON:
+            self.json_flags |= dict.fromkeys(spellings, option_of(name))
+        if spec.kind == flags.JSON or spec.is_repeatable:
+            self.additive_flags |= set(spellings)
 
     def has_option(self, option: str) -> bool:
-        """True if `option` is declared."""
-        return option in self._option_string_actions
+        """True if `option` is declared; with a dot at its end, if it takes JSON."""
+        return option[:-1] in self.json_flags if option.endswith(".") else (
+            option in self._option_string_actions)
 
-    def _fold_dotted(self, args: list[str]) -> list[str]:
-        """`--x.a.b 1` -> one `--x '{"a": {"b": 1}}'`."""
-        rest: list[str] = []
-        folded: dict[str, Any] = {}
-        i = 0
-        while i < len(args):
-            name, equals, value = args[i].partition("=")
-            root, dot, path = name.partition(".")
-            option = self._json_flags.get(root)
-            if option is None or not name.startswith("-"):
-                rest.append(args[i])
-            elif dot:
-                if not equals:
-                    i += 1
-                    if i == len(args):
-                        raise ConfigError(f"{name} needs a value")
-                    value = args[i]
-                _put(folded.setdefault(option, {}), path, value)
-            else:
-                if not equals:
-                    i += 1
-                    value = args[i] if i < len(args) else ""
-                whole = _loads(value) if value else None
-                if isinstance(whole, dict):
-                    _merge(folded.setdefault(option, {}), whole)
-                else:
-                    rest += [option, value]
-            i += 1
-        return rest + [word for key, value in folded.items() for word in (key, json.dumps(value))]
+    def _prepare(self, args: list[str]) -> list[str]:
+        args, file = take_config_file(args)
+        given = [word for arg in args for word in one_form(arg)]
+        folder = JsonFolder(self.json_flags, self._warn_duplicate)
+        for name in duplicates(given):
+            if self.has_option(name) and name not in self.additive_flags:
+                self._warn_duplicate(name)
+        return folder.fold([*self._file_words(file, given), *given])
 
-    def _warn_duplicates(self, args: list[str]) -> None:
-        names = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
-        for name in dict.fromkeys(n for n in names if names.count(n) > 1):
-            key = name[2:].replace("-", "_")
-            if self.origins.pop(key, None) is None and name in self._option_string_actions:
-                print(f"warning: Found duplicate keys {name}; the last one wins", file=sys.stderr)
+    def _file_words(self, file: str | None, given: list[str]) -> list[str]:
+        """The words of the rows that the command line does not override."""
+        if file is None:
+            return []
+        names = {word.partition("=")[0].removeprefix("--no-").removeprefix("--") for word in given
+                 if word.startswith("--")}
+        words = []
+        for name, row in read_config_file(file, self.has_option).items():
+            if name not in names or f"--{name}" in self.json_flags:
+                self.origins["model" if name == "model-tag" else name.replace("-", "_")] = file
+                words += row
+        return words
+
+    def _warn_duplicate(self, name: str) -> None:
+        print(f"warning: Found duplicate keys {name}; the last one wins", file=sys.stderr)
 
     # ---- help and errors ----------------------------------------------------------------------
+
+    def error(self, message: str) -> NoReturn:
+        """One line of usage and the error, exit 2: the flags alone would fill the screen."""
+        usage = self.format_usage().split(" [", 1)[0].strip()
+        self.exit(2, f"{usage} [options]\n{self.prog}: error: {message}\n")
 
     def _suggest(self, unknown: Iterable[str]) -> str:
         for word in unknown:
@@ -245,95 +196,34 @@ class FlagParser(argparse.ArgumentParser):
 
     def _show_help(self, topic: str) -> NoReturn:
         groups = [group for group in self._action_groups if group._group_actions]
+        named = [g for g in groups if topic.lower() == str(g.title).lower()]
         if topic == "all":
             print(self.format_help())
         elif topic == "groups":
-            print(self.format_usage())
-            if self.description:
-                print(self.description + "\n")
-            for group in groups:
-                print(f"  {group.title:28} {group.description or ''} "
-                      f"({len(group._group_actions)} flags)")
-            print("\n--help=all: every flag; --help=Group: one group; --help=word: matching flags")
-        elif any(topic.lower() == str(group.title).lower() for group in groups):
-            self._print_actions(
-                [a for g in groups if str(g.title).lower() == topic.lower()
-                 for a in g._group_actions])
+            self._print_groups(groups)
+        elif named:
+            self._print_actions([a for g in named for a in g._group_actions])
         else:
+            word = topic.lower().replace("_", "-")
             found = [a for g in groups for a in g._group_actions
-                     if topic.lower().replace("_", "-") in " ".join(a.option_strings)]
-            if not found:
-                self.exit(0, f"no flag or group matches {topic!r}\n")
-            self._print_actions(found)
+                     if word in " ".join(a.option_strings)]
+            if found:
+                self._print_actions(found)
+            else:
+                print(f"no flag or group matches {topic!r}; --help lists the groups")
         self.exit(0)
 
-    def _print_actions(self, actions: list[argparse.Action]) -> None:
+    def _print_groups(self, groups: Sequence[Any]) -> None:
+        model = " [model]" if any(a.dest == "model_tag" for a in self._actions) else ""
+        print(f"usage: {self.prog}{model} [options]\n")
+        if self.description:
+            print(self.description + "\n")
+        for group in groups:
+            count = f"{len(group._group_actions)} flags"
+            print(f"  {group.title:26} {count:>9}  {group.description or ''}")
+        print("\n--help=all: every flag; --help=Group: one group; --help=word: matching flags")
+
+    def _print_actions(self, actions: Sequence[argparse.Action]) -> None:
         formatter = self._get_formatter()
         formatter.add_arguments(actions)
         print(formatter.format_help())
-
-
-def _one_form(arg: str) -> list[str]:
-    """Underscores to dashes in the name (not after the first dot), and -O3 -> its long name."""
-    if arg.startswith("-O") and (arg[2:].lstrip("=").isdigit() or arg == "-O"):
-        return ["--optimization-level", *([arg[2:].lstrip("=")] if arg != "-O" else [])]
-    if not arg.startswith("--"):
-        return [arg]
-    name, equals, value = arg.partition("=")
-    root, dot, path = name.partition(".")
-    return [root.replace("_", "-") + dot + path + equals + value]
-
-
-def _file_words(parser: FlagParser, name: str, value: Any, words: list[str]) -> list[str]:
-    option = f"--{name}"
-    if name in ("model", "model-tag") and isinstance(value, str):
-        return [value, *words]
-    if value is True:
-        return [*words, option]
-    if value is False:
-        return [*words, f"--no-{name}"] if parser.has_option(f"--no-{name}") else words
-    if isinstance(value, list):
-        return [*words, option, *map(str, value)]
-    return [*words, option, json.dumps(value) if isinstance(value, dict) else str(value)]
-
-
-def _loads(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _value(text: str) -> Any:
-    """A dotted value: JSON, else a human-readable integer, else the text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        try:
-            return human_int(text)
-        except (argparse.ArgumentTypeError, ValueError):
-            return text
-
-
-def _put(target: dict[str, Any], path: str, text: str) -> None:
-    append = path.endswith("+")
-    *parents, last = path.rstrip("+").split(".")
-    for part in parents:
-        child = target.setdefault(part, {})
-        if not isinstance(child, dict):
-            raise ConfigError(f"{path} gives a key to {part}, which already has a value")
-        target = child
-    if append:
-        target[last] = [*target.get(last, []), *[_value(word) for word in text.split(",")]]
-    else:
-        target[last] = _value(text)
-
-
-def _merge(target: dict[str, Any], extra: dict[str, Any]) -> None:
-    for key, value in extra.items():
-        if isinstance(value, dict) and isinstance(target.get(key), dict):
-            _merge(target[key], value)
-        elif isinstance(value, list) and isinstance(target.get(key), list):
-            target[key] = target[key] + value
-        else:
-            target[key] = value

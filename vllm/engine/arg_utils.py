@@ -1,129 +1,159 @@
 """EngineArgs: every engine flag as an attribute, and the way from them to a VllmConfig.
 
-No flag is spelled here: they are the fields of the config dataclasses.
+No flag is spelled here: they are the fields of the config dataclasses. Resolving ("auto" -> value)
+always builds a new config; nothing is changed in place.
 """
 
 import argparse
+import dataclasses
+import difflib
+import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm import envs
-from vllm.config.flags import flags_of
-from vllm.config.vllm import VllmConfig, build, check, check_supported, config_classes
-from vllm.engine.arg_parser import FlagParser
+from vllm.config.vllm import VllmConfig, build, check, config_classes
 from vllm.engine.memory_plan import plan_memory, weights_bytes
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from vllm.transformers_utils.arch import ModelArch
+
 logger = init_logger(__name__)
 
-_TITLES = {name: config.__name__ for name, config in config_classes().items()}
 _DTYPES = {"half": "float16", "float": "float32"}
 
 # (tokens per step, requests at once) for the server and for the LLM class.
-_SERVER_BUDGET = (2048, 128)
-_OFFLINE_BUDGET = (4096, 256)
+_BUDGETS = {"server": (2048, 128), "llm": (4096, 256)}
 
 
-def _defaults() -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for config in config_classes().values():
-        instance = config()
-        values |= {name: getattr(instance, name) for name in flags_of(config)}
-    return values
+def _argument_fields() -> list[tuple[str, Any, Any]]:
+    """Every flag of every config as a dataclass field; the model is the first."""
+    return [
+        (f.name, f.type, dataclasses.field(
+            default=f.default, default_factory=f.default_factory, metadata=f.metadata))
+        for config in config_classes().values()
+        for f in dataclasses.fields(config) if "flag" in f.metadata]
 
 
-class EngineArgs:
-    """Arguments of an engine; keyword names are the flags with underscores.
+if TYPE_CHECKING:
+    class _Arguments:
+        def __init__(self, model: str | None = None, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+else:
+    _Arguments = dataclasses.make_dataclass(
+        "_Arguments", _argument_fields(), eq=False, repr=False)
 
-    Raises ConfigError for a name that is not a flag.
+
+_NAMES = tuple(name for name, _, _ in _argument_fields())
+
+
+class EngineArgs(_Arguments):
+    """Arguments of an engine, a dataclass; its fields are the flags with underscores.
+
+    Raises ConfigError for a name that is not a flag; values are checked by `create_engine_config`.
     """
 
+    default_context: ClassVar[str] = "llm"
+
     def __init__(self, model: str | None = None, **values: Any) -> None:
-        known = _defaults()
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            import difflib
+        for name in values:
+            if name not in self.names():
+                close = difflib.get_close_matches(name, self.names(), n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise ConfigError(f"{name} is not an engine argument{hint}")
+        super().__init__(model, **values)
 
-            close = difflib.get_close_matches(unknown[0], known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{unknown[0]} is not an engine argument{hint}")
-        self.given: dict[str, Any] = dict(values)
-        if model is not None:
-            self.given["model"] = model
-        self.origins: dict[str, str] = {}
-        for name, value in (known | self.given).items():
-            setattr(self, name, value)
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Every argument."""
+        return _NAMES
 
-    @staticmethod
-    def add_cli_args(parser: FlagParser) -> FlagParser:
-        """Declare every engine flag."""
-        for name, config in config_classes().items():
-            parser.add_config(_TITLES[name], config)
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Declare every engine flag on any parser; a group per config."""
+        from vllm.engine.arg_parser import add_config
+
+        for config in config_classes().values():
+            add_config(parser, config.__name__, config)
         return parser
 
     @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
-        """The engine flags of a parsed command line."""
-        known = _defaults()
-        return cls(**{name: value for name, value in vars(args).items() if name in known})
-
-    def values(self) -> dict[str, Any]:
-        """The current value of every argument (attributes may have been set since)."""
-        return {name: getattr(self, name) for name in _defaults()}
+    def from_cli_args(cls, args: argparse.Namespace) -> "Self":
+        """The engine flags of a parsed command line; what is absent keeps its default."""
+        return cls(**{name: value for name, value in vars(args).items() if name in cls.names()})
 
     def create_engine_config(
         self, usage_context: str | None = None, headless: bool = False
     ) -> VllmConfig:
         """Resolve and check everything; reads the model's config but not its weights.
 
-        usage_context: "server" for the API server, which has smaller budgets than the LLM class.
-        Raises ConfigError.
+        usage_context: "server" for an API server, which has smaller budgets than the LLM class;
+        by default the server's for AsyncEngineArgs. Raises ConfigError.
         """
-        for warning in envs.check_environment(bool(self.fail_on_environ_validation)):
-            logger.warning(warning)
-        config = build(_older_forms(self.values()))
-        check_supported(config)
+        from vllm.plugins import load_general_plugins
+
+        if headless:
+            raise ConfigError("headless: engines without an API server are not supported by this "
+                              "build yet; leave it out.")
+        load_general_plugins()
+        config = build(_older_forms({name: getattr(self, name) for name in self.names()}))
+        for warning in envs.check_environment(config.device_config.fail_on_environ_validation):
+            logger.warning("%s", warning)
         config = _resolve_model(config)
-        config = _resolve_scheduler(config, usage_context)
+        config = _resolve_scheduler(config, usage_context or self.default_context)
         config = _resolve_threads(config)
-        _check_quantization(config)
         check(config)
         config = plan_memory(config)
-        check(config)   # again: the length may have been "auto"
+        check(config)
         return config
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{type(self).__name__} has no argument {name}")
 
 
 class AsyncEngineArgs(EngineArgs):
     """EngineArgs plus what only servers have."""
+
+    default_context = "server"
 
     def __init__(self, model: str | None = None, enable_log_requests: bool = False,
                  **values: Any) -> None:
         super().__init__(model, **values)
         self.enable_log_requests = enable_log_requests
 
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> "Self":
+        """The engine flags of a parsed command line; what is absent keeps its default."""
+        engine_args = super().from_cli_args(args)
+        engine_args.enable_log_requests = getattr(args, "enable_log_requests", False)
+        return engine_args
+
 
 def _older_forms(values: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as earlier releases took them."""
-    compilation = values["compilation_config"]
+    """Arguments as earlier releases and the LLM class take them, in the one form of the configs."""
+    values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in values.items()}
+    compilation, level = values["compilation_config"], None
     if isinstance(compilation, int):
-        values["compilation_config"], values["optimization_level"] = {}, compilation
-    elif isinstance(compilation, dict) and set(compilation) <= {"optimization_level", "level",
-                                                               "mode"} and compilation:
-        values["compilation_config"] = {}
-        values["optimization_level"] = next(iter(compilation.values()))
-    if values["swap_space"] is not None:
-        logger.warning("swap_space is ignored: preempted requests are recomputed, not swapped")
+        level = compilation
+    elif isinstance(compilation, dict) and len(compilation) == 1:
+        level = next((compilation[key] for key in ("optimization_level", "level", "mode")
+                      if key in compilation), None)
+    if level is not None:
+        values |= {"compilation_config": {}, "optimization_level": level}
+    attention = values["attention_config"]
+    if isinstance(attention, dict) and set(attention) == {"backend"}:
+        if values["attention_backend"] not in (None, attention["backend"]):
+            raise ConfigError("--attention-backend and --attention-config.backend differ; "
+                              "give one of them.")
+        values |= {"attention_config": None, "attention_backend": attention["backend"]}
     if values["load_format"] == "dummy" and values["model"] is None:
         raise ConfigError("load_format dummy needs a model whose config.json is to be used")
-    names = values["logits_processors"]
-    if names:
+    if values["logits_processors"]:
         values["logits_processors"] = [
             name if isinstance(name, str) else f"{name.__module__}:{name.__qualname__}"
-            for name in names]
+            for name in values["logits_processors"]]
     if isinstance(values["served_model_name"], str):
         values["served_model_name"] = [values["served_model_name"]]
     return values
@@ -132,15 +162,9 @@ def _older_forms(values: dict[str, Any]) -> dict[str, Any]:
 def _resolve_model(config: VllmConfig) -> VllmConfig:
     from vllm.transformers_utils.arch import ModelArch
     from vllm.transformers_utils.config import load_hf_config
-    from vllm.transformers_utils.hub import resolve_model, resolve_tokenizer
 
     model, load = config.model_config, config.load_config
-    token = model.hf_token if model.hf_token is not None else envs.HF_TOKEN
-    path = resolve_model(model.model, model.revision, load.download_dir, token)
-    tokenizer_path = path
-    if model.tokenizer and model.tokenizer != model.model:
-        tokenizer_path = resolve_tokenizer(
-            model.tokenizer, model.tokenizer_revision, load.download_dir, token)
+    path, tokenizer_path = _resolve_paths(config)
     hf_config = load_hf_config(
         model.hf_config_path or path, model.config_format, model.hf_overrides)
     arch = ModelArch.from_hf(hf_config)
@@ -148,16 +172,30 @@ def _resolve_model(config: VllmConfig) -> VllmConfig:
     kv_dtype = config.cache_config.kv_cache_dtype
     if kv_dtype == "auto":
         kv_dtype = "float32" if dtype == "float32" else "float16"
+    load = replace(load, load_format={"hf": "safetensors"}.get(load.load_format, load.load_format))
     resolved = replace(
         model, path=path, tokenizer_path=tokenizer_path, arch=arch, hf_config=hf_config,
-        dtype=dtype, served_model_name=model.served_model_name or _served_names(model.model, path),
+        dtype=dtype, served_model_name=model.served_model_name or _served_names(model.model),
         max_model_len=_max_model_len(model.max_model_len, arch),
         weights_bytes=weights_bytes(path, arch, dtype, load.load_format))
-    return replace(config, model_config=resolved,
+    return replace(config, model_config=resolved, load_config=load,
                    cache_config=replace(config.cache_config, kv_cache_dtype=kv_dtype))
 
 
-def _served_names(model: str | None, path: str) -> list[str]:
+def _resolve_paths(config: VllmConfig) -> tuple[str, str]:
+    """(model, tokenizer) on this machine; downloads what is not there."""
+    from vllm.transformers_utils.hub import resolve_model, resolve_tokenizer
+
+    model, load = config.model_config, config.load_config
+    token = model.hf_token if model.hf_token is not None else envs.HF_TOKEN
+    path = resolve_model(model.model, model.revision, load.download_dir, token)
+    if not model.tokenizer or model.tokenizer == model.model:
+        return path, path
+    return path, resolve_tokenizer(
+        model.tokenizer, model.tokenizer_revision, load.download_dir, token)
+
+
+def _served_names(model: str | None) -> list[str]:
     from vllm.transformers_utils.embedded import EMBEDDED_NAME, is_embedded_name
 
     if model is None or is_embedded_name(model):
@@ -174,48 +212,40 @@ def _dtype(asked: str, stored: str, hf_config: dict[str, Any]) -> str:
     return stored
 
 
-def _max_model_len(asked: Any, arch: Any) -> int | str:
+def _max_model_len(asked: int | str | None, arch: "ModelArch") -> int | str:
     if asked is None:
-        return int(arch.default_max_model_len)
+        return arch.default_max_model_len
     if asked in ("auto", -1):
         return "auto"
-    if asked < 1:
-        raise ConfigError(f"--max-model-len is {asked}; it must be 1 or more, or auto.")
+    if not isinstance(asked, int) or asked < 1:
+        raise ConfigError(f"--max-model-len is {asked!r}; it must be 1 or more, or auto.")
     limit = max(arch.max_position, arch.model_max_length or 0)
     if asked > limit and not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
         raise ConfigError(
             f"--max-model-len is {asked}, but the model was made for at most {limit} tokens. "
             "Lower it, or set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 if you know the model can do more.")
-    return int(asked)
+    return asked
 
 
-def _resolve_scheduler(config: VllmConfig, usage_context: str | None) -> VllmConfig:
+def _resolve_scheduler(config: VllmConfig, usage_context: str) -> VllmConfig:
     scheduler, length = config.scheduler_config, config.model_config.max_model_len
-    tokens, seqs = _SERVER_BUDGET if usage_context == "server" else _OFFLINE_BUDGET
+    tokens, seqs = _BUDGETS["server" if "server" in usage_context.lower() else "llm"]
     if scheduler.performance_mode == "throughput":
         tokens, seqs = 2 * tokens, 2 * seqs
     if not scheduler.enable_chunked_prefill and isinstance(length, int):
         tokens = max(tokens, length)
-    tokens = scheduler.max_num_batched_tokens or tokens
-    seqs = scheduler.max_num_seqs or min(seqs, tokens)
+    asked_tokens, asked_seqs = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+    tokens = max(tokens, asked_seqs or 0) if asked_tokens is None else asked_tokens
+    seqs = min(seqs, max(1, tokens)) if asked_seqs is None else asked_seqs
     return replace(config, scheduler_config=replace(
         scheduler, max_num_batched_tokens=tokens, max_num_seqs=seqs))
 
 
 def _resolve_threads(config: VllmConfig) -> VllmConfig:
-    from vllm.utils.threads import compute_cpus
+    from vllm.platforms import current_platform
 
-    count, cpus = compute_cpus(envs.VLLM_CPU_OMP_THREADS_BIND, envs.VLLM_CPU_NUM_OF_RESERVED_CPU)
+    count, cpus = current_platform.compute_cpus()
     return replace(config, parallel_config=replace(
         config.parallel_config, num_threads=count, thread_cpus=cpus))
-
-
-def _check_quantization(config: VllmConfig) -> None:
-    model = config.model_config
-    own = "gguf" if model.hf_config.get("_gguf") else (model.arch and model.arch.quant_method)
-    if model.quantization and model.quantization != own:
-        raise ConfigError(
-            f"--quantization {model.quantization} is not supported by this build yet for this "
-            f"model, whose weights are {own or 'not quantized'}; leave the flag out.")
 
 

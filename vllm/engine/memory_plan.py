@@ -8,7 +8,7 @@ from vllm.config.memory import GIB, MemoryPlan, gib
 from vllm.config.vllm import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.transformers_utils.arch import ModelArch
-from vllm.utils.memory import MemoryLimit, memory_limit
+from vllm.utils.memory import MemoryLimit
 from vllm.v1.core.kv_cache_groups import (
     make_kv_cache_config,
     max_concurrency,
@@ -43,7 +43,9 @@ def plan_memory(config: VllmConfig, limit: MemoryLimit | None = None) -> VllmCon
 
     Raises ConfigError if not even one request of max_model_len fits.
     """
-    limit = limit or memory_limit()
+    from vllm.platforms import current_platform
+
+    limit = limit or current_platform.memory_limit()
     weights, activations = config.model_config.weights_bytes, _activation_bytes(config)
     kv_bytes, origin = _kv_bytes(config, limit, weights + activations + HEADROOM)
     config = _with_length(config, kv_bytes)

@@ -5,8 +5,10 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-_PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
+from vllm.utils.cgroup import CGROUP, PROC, cgroup_folders
+
+_NO_LIMIT = 1 << 60
+"""Version 1 of cgroups writes a number near 2^63 where there is no limit."""
 
 
 @dataclass(frozen=True)
@@ -18,15 +20,15 @@ class MemoryLimit:
     source: str
 
 
-def memory_limit(proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryLimit:
+def memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLimit:
     """The tightest of the limits that hold for this process."""
     info = _meminfo(proc)
     limits = [MemoryLimit(info["MemTotal"], info["MemAvailable"], "RAM")]
-    for folder in _cgroup_folders(proc, cgroup):
+    for folder in cgroup_folders("memory", proc, cgroup):
         limits += _cgroup_limits(folder)
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
-        limits.append(MemoryLimit(soft, soft, "RLIMIT_AS"))
+        limits.append(MemoryLimit(soft, max(0, soft - _address_space(proc)), "RLIMIT_AS"))
     tightest = min(limits, key=lambda limit: limit.total)
     return MemoryLimit(
         tightest.total, min(limit.available for limit in limits), tightest.source)
@@ -37,21 +39,10 @@ def _meminfo(proc: Path) -> dict[str, int]:
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
 
 
-def _cgroup_folders(proc: Path, cgroup: Path) -> list[Path]:
-    """The group of this process and its parents, version 2 and the memory part of version 1."""
-    folders = []
-    try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = cgroup / "memory" if controllers else cgroup
-        folder = root / path.lstrip("/")
-        folders += [folder, *[parent for parent in folder.parents if root in parent.parents], root]
-    return list(dict.fromkeys(folders)) or [cgroup, cgroup / "memory"]
+def _address_space(proc: Path) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((proc / "self/statm").read_text().split()[0]) * resource.getpagesize()
+    return 0
 
 
 def _cgroup_limits(folder: Path) -> list[MemoryLimit]:
@@ -61,7 +52,7 @@ def _cgroup_limits(folder: Path) -> list[MemoryLimit]:
     ):
         with contextlib.suppress(OSError, ValueError):
             limit = int((folder / limit_file).read_text())
-            if limit >= 1 << 60:     # version 1 writes a huge number for "no limit"
+            if limit >= _NO_LIMIT:
                 continue
             used = int((folder / usage_file).read_text())
             return [MemoryLimit(limit, max(0, limit - used + _stat(folder, cache_key)), "cgroup")]

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from vllm.exceptions import ConfigError
+from vllm.utils.cgroup import CGROUP, PROC, cgroup_folders
 
-_CGROUP = Path("/sys/fs/cgroup")
 
-
-def compute_cpus(bind: str, num_reserved: int | None, cgroup: Path = _CGROUP) -> tuple[
-        int, tuple[int, ...]]:
+def compute_cpus(
+    bind: str, num_reserved: int | None, proc: Path = PROC, cgroup: Path = CGROUP
+) -> tuple[int, tuple[int, ...]]:
     """(number of threads, CPUs to pin them to; empty if they are not pinned).
 
     `bind` is auto, nobind, or CPUs as `0-3`, `0,2` (one list per rank, split by `|`; this engine
@@ -19,8 +19,8 @@ def compute_cpus(bind: str, num_reserved: int | None, cgroup: Path = _CGROUP) ->
     """
     allowed = sorted(os.sched_getaffinity(0))
     if bind.strip().lower() in ("auto", "nobind", ""):
-        quota = _quota(cgroup)
-        count = min(len(allowed), max(1, math.floor(quota))) if quota else len(allowed)
+        quotas = [_quota(folder) for folder in cgroup_folders("cpu", proc, cgroup)]
+        count = min([len(allowed), *(max(1, math.floor(q)) for q in quotas if q is not None)])
         return max(1, count - (num_reserved or 0)), ()
     cpus = parse_cpus(bind.split("|")[0])
     missing = sorted(set(cpus) - set(allowed))
@@ -58,13 +58,13 @@ def format_cpus(cpus: list[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def _quota(cgroup: Path) -> float | None:
-    """CPUs that the cgroup grants, version 2 then version 1; None without a quota."""
+def _quota(folder: Path) -> float | None:
+    """CPUs that a cgroup grants, version 2 then version 1; None without a quota."""
     with contextlib.suppress(OSError, ValueError):
-        quota, period = (cgroup / "cpu.max").read_text().split()
+        quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
     with contextlib.suppress(OSError, ValueError):
-        granted = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
-        period_us = int((cgroup / "cpu/cpu.cfs_period_us").read_text())
+        granted = int((folder / "cpu.cfs_quota_us").read_text())
+        period_us = int((folder / "cpu.cfs_period_us").read_text())
         return granted / period_us if granted > 0 else None
     return None

@@ -1,5 +1,6 @@
 """`vllm <command>`: a table of commands; only the chosen one is imported."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -43,6 +44,10 @@ def _run(command: str, args: list[str]) -> None:
         sys.exit(f"vllm {command}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output is gone (`vllm check | head`); nothing more can be flushed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _help() -> str:

@@ -1,39 +1,64 @@
 """`vllm serve`: parse the flags, start the server."""
 
-from vllm.engine.arg_parser import FlagParser
-from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.engine.arg_parser import FlagParser, add_config
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.openai.cli_args import FrontendArgs, frontend_values
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+_DESCRIPTION = """\
+Serve a model over the OpenAI API. Without a model, the embedded SmolLM2-135M-Instruct is served."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A parsed command line of `serve` or `check`."""
+
+    engine_args: AsyncEngineArgs
+    server: dict[str, Any]
+    """Every setting of FrontendArgs, with the keys of --api-key-file among the API keys."""
+    given: frozenset[str]
+    """Names of the flags that the command line or the file gave."""
+    origins: dict[str, str]
+    """Flag -> the file it is from."""
 
 
 def make_parser(command: str = "serve") -> FlagParser:
     """The parser of `vllm serve` and `vllm check`."""
-    parser = FlagParser(
-        prog=f"vllm {command}",
-        description="Without a model, the embedded SmolLM2-135M-Instruct is used.")
-    parser.add_argument("model_tag", nargs="?", default=None,
+    parser = FlagParser(prog=f"vllm {command}", description=_DESCRIPTION)
+    parser.add_argument("model_tag", nargs="?", metavar="model",
                         help="folder, .gguf file, hub id or embedded name")
-    parser.add_config("Server", FrontendArgs)
-    EngineArgs.add_cli_args(parser)
+    add_config(parser, "Server", FrontendArgs)
+    AsyncEngineArgs.add_cli_args(parser)
     return parser
 
 
-def parse(command: str, args: list[str]) -> tuple[AsyncEngineArgs, dict[str, object], FlagParser]:
-    """(engine arguments, server settings, parser); exits with 2 on a wrong command line."""
+def parse(command: str, args: list[str]) -> CommandLine:
+    """Exits with 2 on a wrong command line; raises ConfigError for values that can't be."""
     parser = make_parser(command)
-    namespace = parser.parse_args(args)
-    given = vars(namespace)
-    tag = given.pop("model_tag", None)
+    given = vars(parser.parse_args(args))
+    tag, has_file = given.pop("model_tag", None), bool(parser.origins)
     if tag is not None:
         given["model"] = tag
-    elif "served_model_name" in given and "model" not in given:
+        parser.origins.pop("model", None)
+    elif "model" in given and "model" not in parser.origins:
+        logger.warning("--model is an older form: write `vllm %s %s`", command, given["model"])
+    elif "served_model_name" in given and not has_file:
         parser.error("--served-model-name names a model, but no model was given")
-    engine_args = AsyncEngineArgs.from_cli_args(namespace)
-    return engine_args, frontend_values(given), parser  # type: ignore[return-value]
+    names = AsyncEngineArgs.names()
+    engine_args = AsyncEngineArgs(
+        enable_log_requests=bool(given.get("enable_log_requests")),
+        **{name: value for name, value in given.items() if name in names})
+    return CommandLine(engine_args, frontend_values(given), frozenset(given), parser.origins)
 
 
 def run(command: str, args: list[str]) -> None:
     """Serve until a signal ends it."""
-    engine_args, server, _ = parse(command, args)
+    line = parse(command, args)
     from vllm.entrypoints.openai.api_server import serve
 
-    serve(engine_args, server)
+    serve(line.engine_args, line.server)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.config.flags import INT, JSON, STR, STR_LIST, flag, flags_of, later
+from vllm.config.flags import INT, JSON, STR, STR_LIST, flag, flags_of, later, make_config
 from vllm.exceptions import ConfigError
 
 
@@ -30,7 +30,8 @@ class FrontendArgs:
     allow_credentials: bool = flag(False, "CORS requests with credentials")
     root_path: str | None = flag(None, "path prefix that a proxy in front removes", kind=STR)
     middleware: list[str] | None = flag(
-        None, "ASGI middleware, as module.Class or module.function", kind=STR_LIST)
+        None, "ASGI middleware, as module.Class or module.function", kind=STR_LIST,
+        is_repeatable=True)
     enable_request_id_headers: bool = flag(False, "X-Request-Id on every response")
     disable_fastapi_docs: bool = flag(False, "no /docs, /redoc and /openapi.json")
     enable_offline_docs: bool = later(False, "documentation pages without a network")
@@ -43,13 +44,16 @@ class FrontendArgs:
     h11_max_header_count: int = flag(256, "most headers of a request")
     enable_prompt_tokens_details: bool = flag(False, "cached tokens in usage")
     enable_force_include_usage: bool = flag(False, "usage on every stream")
-    enable_server_load_tracking: bool = flag(False, "count running requests for /load")
+    enable_server_load_tracking: bool = flag(
+        False, "count running requests for /load; they are always counted")
     enable_tokenizer_info_endpoint: bool = later(False, "/tokenizer_info")
     enable_per_request_metrics: bool = later(False, "metrics in responses")
     return_tokens_as_token_ids: bool = flag(False, "token_id:N instead of text in logprobs")
     sse_keep_alive_interval: int = flag(0, "seconds between comments on idle streams; 0: none")
     enable_log_requests: bool = flag(False, "log id and parameters of each request")
-    disable_log_requests: bool = flag(False, "older form of --no-enable-log-requests")
+    disable_log_requests: bool = flag(
+        False, "older form: requests are not logged unless asked for",
+        outdated="leave it out, requests are not logged unless --enable-log-requests is given")
     enable_log_outputs: bool = flag(False, "log what was generated; needs --enable-log-requests")
     enable_log_deltas: bool = flag(True, "log streamed parts as well")
     max_log_len: int | None = flag(None, "most characters of a prompt in the log", kind=INT)
@@ -69,24 +73,19 @@ class FrontendArgs:
     allow_special_tokens_in_messages: bool = flag(
         False, "special tokens written in messages count as such")
     response_role: str = flag("assistant", "role of generated messages")
-    api_server_count: int | None = later(None, "several API servers", kind=INT, short=("-asc",))
+    api_server_count: int = later(1, "several API servers", short=("-asc",))
     headless: bool = later(False, "engines without an API server")
     grpc: bool = later(False, "gRPC")
     grpc_port: int | None = later(None, "gRPC", kind=INT)
     tokens_only: bool = later(False, "token-in, token-out endpoints")
     enable_scale_out: bool = later(False, "token-in, token-out endpoints")
     anthropic_disabled_thinking_effort: str = later("auto", "the Messages API")
-    enable_flash_late_interaction: bool = flag(True, "pooling models; there are none yet")
+    enable_flash_late_interaction: bool = later(True, "pooling models")
 
 
 def frontend_values(given: dict[str, Any]) -> dict[str, Any]:
     """The server's settings from parsed flags, checked. Raises ConfigError."""
-    args = FrontendArgs(**{k: v for k, v in given.items() if k in flags_of(FrontendArgs)})
-    defaults = FrontendArgs()
-    for name, spec in flags_of(FrontendArgs).items():
-        if spec.missing and getattr(args, name) != getattr(defaults, name):
-            raise ConfigError(f"--{name.replace('_', '-')}: {spec.missing} is not supported by "
-                              "this build yet; leave the flag out.")
+    args = make_config(FrontendArgs, given)
     if args.sse_keep_alive_interval < 0:
         raise ConfigError(f"--sse-keep-alive-interval is {args.sse_keep_alive_interval}; it must "
                           "be 0 or more.")

@@ -1,8 +1,9 @@
 """Servers over the scripted model, in the test's own event loop."""
 
 import asyncio
+import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ async def client(make_client: Any) -> httpx.AsyncClient:
     """A client of a server with default settings."""
     result: httpx.AsyncClient = await make_client()
     return result
+
+
+@pytest.fixture
+def log_records() -> Iterator[list[logging.LogRecord]]:
+    """What vllm logs during the test."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("vllm").addHandler(handler)
+    yield records
+    logging.getLogger("vllm").removeHandler(handler)
 
 
 class RunningServer:

@@ -225,7 +225,7 @@ def _start_engine(
     from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
     from vllm.v1.metrics.prometheus import PrometheusStatLogger
 
-    config = engine_args.create_engine_config()
+    config = engine_args.create_engine_config("server")
     timer.end_phase("read the configuration")
     metrics, loggers = None, list[StatLogger]()
     if not engine_args.disable_log_stats:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from vllm.entrypoints.chat import ChatOptions, ChatPrompt
 from vllm.entrypoints.messages import text_of
 from vllm.entrypoints.openai.body import read_request
-from vllm.entrypoints.openai.errors import json_response
+from vllm.entrypoints.openai.errors import UnfinishedError, json_response
 from vllm.entrypoints.openai.logprobs import LogprobWriter, prompt_logprobs
 from vllm.entrypoints.openai.protocol import ChatCompletionRequest, TokenizeRequest
 from vllm.entrypoints.openai.responses import (
@@ -29,7 +29,7 @@ from vllm.entrypoints.openai.responses import (
 from vllm.entrypoints.openai.sampling import chat_sampling_params, renamed
 from vllm.entrypoints.openai.serving import EngineStream, Serving, StreamUsage, now
 from vllm.entrypoints.openai.sse import EventStream, event
-from vllm.exceptions import EngineGenerateError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.outputs import CompletionOutput, RequestOutput
 
@@ -73,7 +73,7 @@ class ChatServing:
         if request.cache_salt is not None:
             tokens["cache_salt"] = request.cache_salt
         try:
-            streams = await serving.start([tokens], params, request, http)
+            streams = await serving.start(call.id, [tokens], params, request, http)
         except VLLMValidationError as error:
             raise _in_chat_terms(error, request) from None
         if request.stream:
@@ -117,6 +117,7 @@ class ChatServing:
         )
 
     def _choice(self, call: _Call, output: CompletionOutput) -> ChatChoice:
+        self._serving.log.generated(call.id, output)
         return ChatChoice(
             index=output.index,
             message=ChatMessage(self._role, call.echo + output.text),
@@ -133,6 +134,7 @@ class ChatServing:
         request, usage = call.request, call.usage
         is_open = [True] * call.num_choices
         num_tokens, has_begun = 0, False
+        log = self._serving.log.stream(call.id)
         output: RequestOutput | None = None
         try:
             if not request.return_token_ids and not usage.is_continuous:
@@ -143,6 +145,8 @@ class ChatServing:
                 has_begun = True
                 for choice in output.outputs:
                     num_tokens += len(choice.token_ids)
+                    if log is not None:
+                        log.add(choice)
                     is_open[choice.index] &= choice.finish_reason is None
                     if _says_something(choice, request):
                         chunk = self._chunk(call, choice)
@@ -152,7 +156,7 @@ class ChatServing:
                 if events:
                     yield b"".join(events)
             if output is None or any(is_open):
-                raise EngineGenerateError("the engine ended the request without an answer.")
+                raise UnfinishedError
             if usage.is_included:
                 yield event(_new_chunk(call, [], self._usage(output, num_tokens)))
         finally:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from vllm import envs
 from vllm.entrypoints.openai.body import read_request
-from vllm.entrypoints.openai.errors import json_response
+from vllm.entrypoints.openai.errors import UnfinishedError, json_response
 from vllm.entrypoints.openai.logprobs import (
     LogprobWriter,
     OutputOffsets,
@@ -31,7 +31,7 @@ from vllm.entrypoints.openai.responses import (
 from vllm.entrypoints.openai.sampling import completion_sampling_params, renamed, scores_only
 from vllm.entrypoints.openai.serving import EngineStream, Serving, StreamUsage, merge, now
 from vllm.entrypoints.openai.sse import EventStream, event
-from vllm.exceptions import EngineGenerateError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType, TextPrompt, TokensPrompt
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 
@@ -73,7 +73,7 @@ class CompletionServing:
         serving.log.received(call.id, params, request.prompt)
         given = [_engine_prompt(prompt, request.cache_salt) for prompt in prompts]
         try:
-            streams = await serving.start(given, params, request, http)
+            streams = await serving.start(call.id, given, params, request, http)
         except VLLMValidationError as error:
             names = {"prompt_token_ids": "prompt", "extra_args": "vllm_xargs"}
             raise renamed(error, names) from None
@@ -115,6 +115,7 @@ class CompletionServing:
         choices = []
         for prompt_index, output in enumerate(outputs):
             for part in output.outputs:
+                self._serving.log.generated(call.id, part)
                 writer = _ChoiceWriter(self._serving, call, prompt_index, part.index)
                 choices.append(writer.whole(output, part))
         is_scored = scores_only(call.request)
@@ -141,12 +142,15 @@ class CompletionServing:
         writers: dict[tuple[int, int], _ChoiceWriter] = {}
         seen: dict[int, RequestOutput] = {}
         num_tokens = num_ended = 0
+        log = self._serving.log.stream(call.id)
         try:
             async for prompt_index, output in merge(streams):
                 seen[prompt_index] = output
                 events = []
                 for part in output.outputs:
                     key = prompt_index, part.index
+                    if log is not None:
+                        log.add(part)
                     if key not in writers:
                         writers[key] = _ChoiceWriter(self._serving, call, *key)
                     num_tokens += 0 if scores_only(call.request) else len(part.token_ids)
@@ -160,7 +164,7 @@ class CompletionServing:
                 if events:
                     yield b"".join(events)
             if num_ended != len(streams) * call.num_choices:
-                raise EngineGenerateError("the engine ended the request without an answer.")
+                raise UnfinishedError
             if call.usage.is_included:
                 yield event(_new_chunk(call, [], self._usage(list(seen.values()), num_tokens)))
         finally:

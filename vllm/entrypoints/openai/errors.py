@@ -81,6 +81,13 @@ class NotReadyError(RequestError):
     status = 503
 
 
+class UnfinishedError(VLLMError):
+    """The engine stopped telling about a request that had not ended."""
+
+    def __init__(self) -> None:
+        super().__init__("The engine ended the request without an answer.")
+
+
 def describe(error: BaseException) -> tuple[int, ErrorBody]:
     """HTTP status and body for whatever was raised."""
     if isinstance(error, RequestError):

@@ -58,22 +58,28 @@ class LogprobWriter:
         offsets: list[int],
     ) -> CompletionLogprobs:
         """The `logprobs` of a completion choice; the first prompt token has none."""
-        tokens: list[str] = []
         values: list[float | None] = []
         alternatives: list[dict[str, float] | None] = []
         for token_id, entry in zip(token_ids, logprobs, strict=True):
-            if entry is None:
-                tokens.append(self._text(token_id, None))
-                values.append(None)
-                alternatives.append(None)
-                continue
-            tokens.append(self._text(token_id, entry[token_id]))
-            values.append(finite(entry[token_id].logprob))
+            values.append(None if entry is None else finite(entry[token_id].logprob))
             alternatives.append(
-                {self._text(other, item): finite(item.logprob) for other, item in self._top(entry)}
+                None
+                if entry is None
+                else {self._key(other): finite(item.logprob) for other, item in self._top(entry)}
             )
         has_top = self._num_top is None or self._num_top != 0
+        tokens = [self._key(token_id) for token_id in token_ids]
         return CompletionLogprobs(offsets, values, tokens, alternatives if has_top else None)
+
+    def _key(self, token_id: int) -> str:
+        """The token's text as a key: different tokens must not look the same."""
+        if self._ids_as_text:
+            return f"token_id:{token_id}"
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _top(self, entry: dict[int, Logprob]) -> list[tuple[int, Logprob]]:
         """The best alternatives, best first; the chosen token is among them only by rank."""
@@ -82,10 +88,10 @@ class LogprobWriter:
         ranked = sorted(entry.items(), key=lambda pair: -pair[1].logprob)
         return ranked if self._num_top is None or self._num_top < 0 else ranked[: self._num_top]
 
-    def _text(self, token_id: int, item: Logprob | None) -> str:
+    def _text(self, token_id: int, item: Logprob) -> str:
         if self._ids_as_text:
             return f"token_id:{token_id}"
-        if item is not None and item.decoded_token is not None:
+        if item.decoded_token is not None:
             return item.decoded_token
         return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 

@@ -30,12 +30,12 @@ class ServedModels:
     def __init__(self, config: "VllmConfig", defaults: dict[str, Any]) -> None:
         model = config.model_config
         context = model.max_model_len
-        if not isinstance(context, int) or not model.served_model_name or model.model is None:
-            raise ConfigError("The configuration isn't resolved: it has no model or no length.")
+        if not isinstance(context, int) or not model.served_model_name:
+            raise ConfigError("The configuration isn't resolved: it has no name or no length.")
         self.context = context
         self.names = list(model.served_model_name)
         self.defaults = {**_BUILT_IN, **defaults}
-        self._root = model.model
+        self._root = model.model or self.names[0]
         self._created = int(time.time())
         described = (
             f"{__version__} {model.model} {model.revision} {model.dtype} {model.quantization}"

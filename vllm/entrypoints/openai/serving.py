@@ -27,6 +27,7 @@ from vllm.entrypoints.openai.protocol import GenerationRequest, StreamOptions
 from vllm.entrypoints.openai.request_log import RequestLog
 from vllm.entrypoints.openai.responses import PromptTokensDetails, Usage
 from vllm.exceptions import (
+    EngineGenerateError,
     QueueOverflowError,
     VLLMError,
     VLLMValidationError,
@@ -195,7 +196,7 @@ class Serving:
     # ---- requests ------------------------------------------------------------------------------
 
     def request_id(self, prefix: str, request: GenerationRequest, http: Request) -> str:
-        """The public id. The engine's ids are made here, never taken from a client."""
+        """The public id: the client's own, if it is short and printable."""
         asked = http.headers.get("x-request-id") or request.request_id
         if asked is None or not _REQUEST_ID.fullmatch(asked):
             asked = uuid.uuid4().hex
@@ -203,12 +204,16 @@ class Serving:
 
     async def start(
         self,
+        request_id: str,
         prompts: Sequence[PromptType],
         params: SamplingParams,
         request: GenerationRequest,
         http: Request,
     ) -> list[EngineStream]:
-        """Start one engine request per prompt; if one is refused, none stays."""
+        """Start one engine request per prompt; if one is refused, none stays.
+
+        The engine's ids begin with the public one, for the log; their end is chosen here.
+        """
         if self.is_stopping:
             raise NotReadyError("The server is shutting down.")
         priority, options = _priority(request, http), _tokenization(request)
@@ -217,7 +222,8 @@ class Serving:
             for prompt in prompts:
                 if streams:
                     await asyncio.sleep(0)
-                streams.append(await self._start_one(prompt, params, priority, options))
+                engine_id = f"{request_id}-{uuid.uuid4().hex[:12]}"
+                streams.append(await self._start_one(engine_id, prompt, params, priority, options))
         except BaseException:
             for stream in streams:
                 await stream.close()
@@ -225,9 +231,13 @@ class Serving:
         return streams
 
     async def _start_one(
-        self, prompt: PromptType, params: SamplingParams, priority: int, options: dict[str, Any]
+        self,
+        engine_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        priority: int,
+        options: dict[str, Any],
     ) -> EngineStream:
-        engine_id = uuid.uuid4().hex
         try:
             queue = await self.engine.add_request(
                 engine_id, prompt, params, priority=priority, tokenization_kwargs=options
@@ -239,7 +249,13 @@ class Serving:
         return EngineStream(self.engine, engine_id, queue)
 
     def log_failure(self, request_id: str, error: BaseException) -> None:
-        """One line for a request that ended in an error after it was accepted."""
+        """One line for a request that ended in an error after it was accepted.
+
+        The engine has written it already for failures of its own, with an id that begins with
+        the public one.
+        """
+        if isinstance(error, EngineGenerateError):
+            return
         wanted = self.options.log_error_stack or envs.VLLM_SERVER_DEV_MODE
         stack = wanted or not isinstance(error, VLLMError)
         logger.error("Request %s failed: %s", request_id, error, exc_info=error if stack else None)

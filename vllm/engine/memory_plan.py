@@ -50,13 +50,16 @@ def plan_memory(config: VllmConfig, limit: MemoryLimit | None = None) -> VllmCon
     kv_bytes, origin = _kv_bytes(config, limit, weights + activations + HEADROOM)
     config = _with_length(config, kv_bytes)
     page, blocks = _page(config), _num_blocks(config, kv_bytes)
+    if config.cache_config.num_gpu_blocks_override:
+        origin = "--num-gpu-blocks-override"
+    elif blocks < kv_bytes // page:
+        origin = f"what {config.scheduler_config.max_num_seqs} requests can use"
     length = _length(config)
     kv = make_kv_cache_config(_layers(config), blocks, config.cache_config.block_size, length)
     concurrency = max_concurrency(kv, length, _step_tokens(config))
     plan = MemoryPlan(
         limit.total, limit.source, limit.available, weights, activations, HEADROOM, blocks * page,
-        "--num-gpu-blocks-override" if config.cache_config.num_gpu_blocks_override else origin,
-        page, blocks, int(concurrency * length), concurrency)
+        origin, page, blocks, int(concurrency * length), concurrency)
     cache = replace(config.cache_config, num_gpu_blocks=blocks)
     return replace(config, cache_config=cache, memory_plan=plan)
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from vllm.engine.arg_parser import FlagParser, add_config
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.startup_log import options_line
 from vllm.entrypoints.openai.cli_args import FrontendArgs, frontend_values
-from vllm.logger import init_logger
+from vllm.logger import init_logger, set_process_name
 
 logger = init_logger(__name__)
 
@@ -21,8 +22,8 @@ class CommandLine:
     engine_args: AsyncEngineArgs
     server: dict[str, Any]
     """Every setting of FrontendArgs, with the keys of --api-key-file among the API keys."""
-    given: frozenset[str]
-    """Names of the flags that the command line or the file gave."""
+    given: dict[str, Any]
+    """The flags that the command line or the file gave."""
     origins: dict[str, str]
     """Flag -> the file it is from."""
 
@@ -53,12 +54,15 @@ def parse(command: str, args: list[str]) -> CommandLine:
     engine_args = AsyncEngineArgs(
         enable_log_requests=bool(given.get("enable_log_requests")),
         **{name: value for name, value in given.items() if name in names})
-    return CommandLine(engine_args, frontend_values(given), frozenset(given), parser.origins)
+    return CommandLine(engine_args, frontend_values(given), given, parser.origins)
 
 
 def run(command: str, args: list[str]) -> None:
     """Serve until a signal ends it."""
+    set_process_name("APIServer")
     line = parse(command, args)
+    if line.given:
+        logger.info("Options: %s", options_line(line.given))
     from vllm.entrypoints.openai.api_server import serve
 
     serve(line.engine_args, line.server)

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm import envs
+from vllm.engine.startup_log import config_lines, engine_lines
 from vllm.entrypoints.openai.cli_args import FrontendArgs
 from vllm.entrypoints.openai.exposure import (
     ApiKeys,
@@ -226,6 +227,8 @@ def _start_engine(
     from vllm.v1.metrics.prometheus import PrometheusStatLogger
 
     config = engine_args.create_engine_config("server")
+    for line in config_lines(config):
+        logger.info("%s", line)
     timer.end_phase("read the configuration")
     metrics, loggers = None, list[StatLogger]()
     if not engine_args.disable_log_stats:
@@ -255,7 +258,8 @@ async def _prepare(
 
     def announce() -> None:
         timer.end_phase("listen")
-        for line in timer.lines(ready.phases):
+        loaded = engine_lines(engine.vllm_config, ready.kernels, ready.phases)
+        for line in [*loaded, *timer.lines(ready.phases)]:
             logger.info("%s", line)
         logger.info("Listening on %s", _address(options))
         logger.info("Application startup complete.")

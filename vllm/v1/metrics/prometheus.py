@@ -8,12 +8,13 @@ model name, the engine index), so the number of series never depends on what cli
 import dataclasses
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.v1.messages import FinishReason, SchedulerStats
+from vllm.v1.metrics.buckets import bucket_families
 from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats
 
@@ -25,26 +26,6 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
-
-# Upper bounds of each bucket family; request_tokens depends on max_model_len.
-BUCKETS: dict[str, tuple[float, ...]] = {
-    "request_latency": (
-        0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920,
-        7680,
-    ),
-    "time_to_first_token": (
-        0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20,
-        40, 80, 160, 640, 2560,
-    ),
-    "inter_token_latency": (
-        0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
-        80,
-    ),
-    "iteration_tokens": (1, 8, *(2**k for k in range(4, 15))),
-    "request_tokens": (),
-    "request_params_n": (1, 2, 5, 10, 20),
-    "request_num_preemptions": (1, 2, 3, 4, 5, 10, 20),
-}  # fmt: skip
 
 
 class Histogram:
@@ -184,12 +165,15 @@ class PrometheusStatLogger(StatLogger):
 
     def __init__(self, vllm_config: "VllmConfig", engine_idx: int = 0) -> None:
         model = vllm_config.model_config
-        self._labels = {"model_name": model.served_model_name[0], "engine": str(engine_idx)}
+        names = model.served_model_name or [str(model.model)]
+        self._labels = {"model_name": names[0], "engine": str(engine_idx)}
         self._cache_info = {
             item.name: str(getattr(vllm_config.cache_config, item.name))
             for item in dataclasses.fields(vllm_config.cache_config)
         }
         custom = vllm_config.observability_config.custom_histogram_buckets
+        if not isinstance(model.max_model_len, int):
+            raise ConfigError(f"max_model_len is {model.max_model_len}: it was not resolved.")
         buckets = bucket_families(model.max_model_len, custom)
         self.series = EngineSeries(
             {name: Histogram(buckets[family]) for name, (family, _) in HISTOGRAMS.items()}
@@ -318,31 +302,6 @@ class PrometheusStatLogger(StatLogger):
         ):  # fmt: skip
             if value is not None:
                 self.series.histograms[name].observe(value)
-
-
-def bucket_families(
-    max_model_len: int, custom: Mapping[str, Iterable[float]] | None = None
-) -> dict[str, tuple[float, ...]]:
-    """Bounds of every family; `custom` (--custom-histogram-buckets) replaces some."""
-    families = {**BUCKETS, "request_tokens": tuple(_one_two_five(max_model_len))}
-    for family, bounds in (custom or {}).items():
-        if family not in families:
-            raise ConfigError(
-                f"custom_histogram_buckets names {family!r}; families are {', '.join(families)}."
-            )
-        families[family] = tuple(float(bound) for bound in bounds)
-        if not families[family] or list(families[family]) != sorted(set(families[family])):
-            raise ConfigError(
-                f"custom_histogram_buckets of {family!r} must be one or more rising numbers."
-            )
-    return families
-
-
-def _one_two_five(limit: int) -> Iterator[int]:
-    scale = 1
-    while scale <= limit:
-        yield from (scale * m for m in (1, 2, 5) if scale * m <= limit)
-        scale *= 10
 
 
 def _names(row: Row) -> list[str]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from vllm import envs
+from vllm.exceptions import ConfigError
 from vllm.utils.dotted import resolve_dotted
 from vllm.v1.messages import KVCacheConfig, KVLayerSpec, ModelRunnerOutput, SchedulerOutput
 from vllm.v1.sample.logits_processors import CustomProcessors, load_processors
@@ -35,6 +37,8 @@ class Worker:
         named = self.vllm_config.model_config.logits_processors or ()
         classes = [resolve_dotted(name) for name in named]
         self._custom = load_processors(classes, self.vllm_config)
+        if envs.VLLM_CPU_ISA:
+            _select_isa(envs.VLLM_CPU_ISA)
         parallel = self.vllm_config.parallel_config
         set_num_threads(parallel.num_threads, parallel.thread_cpus)
         self._model = get_model(self.vllm_config)
@@ -77,3 +81,14 @@ class Worker:
         if self._model is None:
             raise RuntimeError("the model is not loaded")
         return self._model
+
+
+def _select_isa(name: str) -> None:
+    """Use the kernels that VLLM_CPU_ISA names instead of the best ones."""
+    from vllm.kernels.ops import isas, set_isa
+
+    if name not in isas():
+        raise ConfigError(
+            f"VLLM_CPU_ISA is {name!r}; this CPU has the kernels {', '.join(isas())}."
+        )
+    set_isa(name)

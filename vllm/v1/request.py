@@ -106,10 +106,9 @@ class Request:
     @property
     def reads_prefix_cache(self) -> bool:
         """False while every prompt position must be computed, or if the user said so."""
-        params = self.sampling_params
-        if params.skip_reading_prefix_cache:
+        if self.sampling_params.skip_reading_prefix_cache:
             return False
-        return params.prompt_logprobs is None or self.num_missing_prompt_logprobs == 0
+        return self.num_missing_prompt_logprobs == 0
 
     @property
     def num_missing_prompt_logprobs(self) -> int:

@@ -69,6 +69,16 @@ def test_without_chunking_a_prompt_waits_for_a_step_that_holds_it():
     assert step(scheduler)[0] == {"a": 1, "b": 9, "c": 2}
 
 
+def test_a_request_whose_token_is_not_known_yet_has_nothing_to_run():
+    scheduler = make()
+    add(scheduler, "a", tokens(4))
+    first = scheduler.schedule()
+    assert scheduler.schedule().num_scheduled_tokens == {}
+    outputs = scheduler.update_from_output(first, ModelRunnerOutput({"a": [9]})).outputs
+    assert outputs[0].new_token_ids == [9]
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
+
+
 def test_max_num_scheduled_tokens_overrides_the_batch_size():
     scheduler = make(max_num_batched_tokens=16, max_num_scheduled_tokens=6)
     add(scheduler, "a", tokens(10))
@@ -602,6 +612,8 @@ def test_check_integrity_sees_damage():
     step(scheduler)
     for damage, repair in [
         (lambda: scheduler.running.clear(), lambda: scheduler.running.append(request)),
+        (lambda: setattr(request, "status", RequestStatus.WAITING),
+         lambda: setattr(request, "status", RequestStatus.RUNNING)),
         (lambda: setattr(request, "num_computed_tokens", 50),
          lambda: setattr(request, "num_computed_tokens", 4)),
         (lambda: scheduler.kv.table(request).groups[0].append(0),

@@ -19,14 +19,14 @@ def test_a_decode_step_is_cheap(windows, num_requests, limit_s):
         add(scheduler, f"r{i}", [i, *range(20)], max_tokens=1000, ignore_eos=True)
     times = []
     for _ in range(100):
-        start = time.perf_counter()
+        start = time.thread_time()
         scheduled = scheduler.schedule()
-        middle = time.perf_counter()
+        middle = time.thread_time()
         result = ModelRunnerOutput(
             {request_id: [7] for request_id in scheduled.num_scheduled_tokens}
         )
-        resume = time.perf_counter()
+        resume = time.thread_time()
         scheduler.update_from_output(scheduled, result)
-        times.append(middle - start + time.perf_counter() - resume)
+        times.append(middle - start + time.thread_time() - resume)
     assert len(scheduled.num_scheduled_tokens) == num_requests
     assert statistics.median(times) < limit_s

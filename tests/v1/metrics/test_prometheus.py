@@ -291,10 +291,10 @@ def test_recording_costs_a_few_microseconds_per_output():
     outputs = [EngineCoreOutput(str(i), [7]) for i in range(256)]
     best = float("inf")
     for number in range(30):
-        start = time.perf_counter()
+        start = time.thread_time()
         step = IterationStats(float(number))
         for output, request in zip(outputs, requests, strict=True):
             step.record(output, request, 10)
         logger.record(SchedulerStats(), step)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     assert best / 256 < 5e-6

@@ -112,17 +112,18 @@ class GroupPolicy:
         span = self.window - 1 + max_step_tokens
         return min(total, -(-span // self.block_size) + 1)
 
-    def hit_length(self, keys: Sequence[bytes], find: Callable[[bytes], int | None]) -> int:
-        """Largest n so that a token after the first n blocks finds all that it sees cached."""
-        num_blocks = len(keys)
+    def hit_length(
+        self, hashes: Sequence[bytes], limit: int, find: Callable[[bytes], int | None]
+    ) -> int:
+        """Largest n <= `limit` so that a token after n blocks finds all that it sees cached."""
         if self.window is None:
-            return next((i for i, key in enumerate(keys) if find(key) is None), num_blocks)
+            return next((i for i in range(limit) if find(hashes[i]) is None), limit)
         num_needed = -(-(self.window - 1) // self.block_size)
-        end = num_blocks
-        for i in reversed(range(num_blocks)):
+        end = limit
+        for i in reversed(range(limit)):
             if end - i > num_needed:
                 break
-            if find(keys[i]) is None:
+            if find(hashes[i]) is None:
                 end = i
         return end
 

@@ -6,6 +6,7 @@ before anything later reads it, written. Requests of one step may share blocks t
 fills: the worker writes all keys and values of a layer before it attends in that layer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vllm.v1.core.block_hash import BlockHasher
@@ -61,6 +62,7 @@ class KVCacheManager:
         self._policies = [GroupPolicy(group.window, config.block_size) for group in config.groups]
         # One group needs no suffix: its keys are the digests themselves.
         self._suffixes = [bytes([g]) if g else b"" for g in range(len(config.groups))]
+        self._finders = [self._finder(suffix) for suffix in self._suffixes]
         self._hasher = BlockHasher(config.block_size, hash_algorithm)
         self._tables: dict[str, BlockTable] = {}
         self._registered_in_step: list[int] = []
@@ -209,17 +211,18 @@ class KVCacheManager:
         length, previous = num_blocks, -1
         while length != previous:
             previous = length
-            for policy, suffix in zip(self._policies, self._suffixes, strict=True):
-                keys = [digest + suffix for digest in hashes] if suffix else hashes
-                length = policy.hit_length(keys[:length], self.pool.find)
+            for policy, find in zip(self._policies, self._finders, strict=True):
+                length = policy.hit_length(hashes, length, find)
         return length
 
     def _collect_hit(self, hashes: list[bytes], num_blocks: int, hit: PrefixHit) -> None:
-        for g, (policy, suffix) in enumerate(zip(self._policies, self._suffixes, strict=True)):
+        for g, (policy, find) in enumerate(zip(self._policies, self._finders, strict=True)):
             first = policy.first_needed_block(num_blocks * self.block_size)
-            found = [self._block(digest, suffix) or 0 for digest in hashes[first:num_blocks]]
+            found = [find(digest) or NULL_BLOCK for digest in hashes[first:num_blocks]]
             hit.groups[g] = [NULL_BLOCK] * first + found
             hit.first_live[g] = first
 
-    def _block(self, digest: bytes, suffix: bytes) -> int | None:
-        return self.pool.find(digest + suffix if suffix else digest)
+    def _finder(self, suffix: bytes) -> Callable[[bytes], int | None]:
+        """How a group looks up a block's digest."""
+        find = self.pool.find
+        return (lambda digest: find(digest + suffix)) if suffix else find

@@ -163,7 +163,11 @@ def _malformed(body: bytes, message: str) -> SchemaError:
 
 def _schema_error(body: bytes, kind: type[T], first: Exception) -> SchemaError:
     """All fields that are wrong, not only the one that stopped the decoder."""
-    problems = _problems_by_field(body, kind) or [_problem(str(first), "", None)]
+    try:
+        problems = _problems_by_field(body, kind)
+    except msgspec.DecodeError as error:
+        return _malformed(body, str(error))
+    problems = problems or [_problem(str(first), "", None)]
     lines = [line[:MAX_ERROR_CHARS] for _, line in problems[:MAX_ERRORS]]
     head = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}:"
     return SchemaError("\n".join([head, *lines]), param=problems[0][0])

@@ -265,10 +265,10 @@ void define_classes(nb::module_& m) {
       .def_prop_ro("nbytes", [](const Weight& w) { return w.packed().bytes; });
   nb::class_<Program>(m, "Program")
       .def("__init__",
-           [](Program* p, int64_t max_tokens, int64_t max_logits, int64_t max_seqs) {
-             new (p) Program(current_kernels(), max_tokens, max_logits, max_seqs);
+           [](Program* p, int64_t max_tokens, int64_t max_logits, int64_t max_seqs, int32_t bits) {
+             new (p) Program(current_kernels(), max_tokens, max_logits, max_seqs, bits);
            },
-           "max_tokens"_a, "max_logits"_a, "max_seqs"_a)
+           "max_tokens"_a, "max_logits"_a, "max_seqs"_a, "activation_bits"_a = 16)
       .def("buffer", &program_buffer, "rows"_a, "cols"_a, "dtype"_a = "f32",
            "offset_bytes"_a = nb::none())
       .def("const", &program_const, "values"_a)

@@ -128,5 +128,10 @@ VLLM_INLINE IVec dot_u4_end(IVec sum) { return sum; }
 
 #endif
 
+// Dots of the two planes of 16-bit activations as one: exact, up to 2^30.
+VLLM_INLINE IVec join_planes(IVec high, IVec low) {
+  return (high << 8) - (high << 1) + low;   // kHighStep = 254
+}
+
 }  // namespace VLLM_ISA
 }  // namespace vllm

@@ -52,7 +52,7 @@ float reduce(const float* x, int64_t size, float neutral, Term term) {
 // Groups of 32 columns of one row, [first, last): value(i) is the vector from column i on. Goes to
 // `out`, or as a quantised row to `out_q8`, or both.
 template <class Value>
-void make_groups(int64_t size, int64_t first, int64_t last, float* out, uint8_t* out_q8,
+void make_groups(int64_t size, int64_t first, int64_t last, float* out, uint8_t* out_q8, bool wide,
                  Value value) {
   for (int64_t g = first; g < last; ++g) {
     float group[kQ8Group];
@@ -61,7 +61,7 @@ void make_groups(int64_t size, int64_t first, int64_t last, float* out, uint8_t*
     if (out != nullptr) std::copy(group, group + n, out + g * kQ8Group);
     if (out_q8 == nullptr) continue;
     std::fill(group + n, group + kQ8Group, 0.0f);
-    quantize_group(group, g, size, out_q8);
+    quantize_group(group, g, size, wide, out_q8);
   }
 }
 
@@ -91,7 +91,7 @@ float* f32_row(float* base, int64_t row, int64_t stride) {
 
 // ---- norm -------------------------------------------------------------------------------------
 
-void norm_row(const NormArgs& a, int64_t row) {
+void norm_row(const NormArgs& a, bool wide, int64_t row) {
   const float* x = a.x + row * a.x_stride;
   const float n = static_cast<float>(a.size);
   float mean = 0.0f;
@@ -110,7 +110,7 @@ void norm_row(const NormArgs& a, int64_t row) {
     return a.bias != nullptr ? y + read(a.bias, i, a.size) : y;
   };
   make_groups(a.size, 0, num_groups(a.size), f32_row(a.out, row, a.out_stride),
-              q8_row(a.out_q8, row, a.size), value);
+              q8_row(a.out_q8, row, a.size), wide, value);
 }
 
 // ---- activations ------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ void act_rows(const ActArgs& a, const StepParams& step, int ith, int nth) {
       return a.gated ? y * read(x + a.size, i, a.size) : y;
     };
     make_groups(a.size, g0, g1, f32_row(a.out, row, a.out_stride), q8_row(a.out_q8, row, a.size),
-                value);
+                step.wide, value);
   });
 }
 
@@ -160,13 +160,13 @@ void act_rows(const ActArgs& a, const StepParams& step, int ith, int nth) {
 
 void norm(const NormArgs& a, const StepParams& step, int ith, int nth) {
   const int64_t rows = num_rows(a.rows, step);
-  for (int64_t row = rows * ith / nth; row < rows * (ith + 1) / nth; ++row) norm_row(a, row);
+  for (int64_t row = rows * ith / nth; row < rows * (ith + 1) / nth; ++row) norm_row(a, step.wide, row);
 }
 
 void quantize(const QuantizeArgs& a, const StepParams& step, int ith, int nth) {
   share_groups(num_rows(a.rows, step), a.size, ith, nth, [&](int64_t row, int64_t g0, int64_t g1) {
     const float* x = a.x + row * a.x_stride;
-    make_groups(a.size, g0, g1, nullptr, q8_row(a.out_q8, row, a.size),
+    make_groups(a.size, g0, g1, nullptr, q8_row(a.out_q8, row, a.size), step.wide,
                 [&](int64_t i) { return read(x, i, a.size); });
   });
 }
@@ -185,7 +185,7 @@ void add(const AddArgs& a, const StepParams& step, int ith, int nth) {
   const Vec alpha = set1(a.alpha);
   share_groups(num_rows(a.rows, step), a.size, ith, nth, [&](int64_t row, int64_t g0, int64_t g1) {
     const float *x = a.a + row * a.a_stride, *y = a.b + row * a.b_stride;
-    make_groups(a.size, g0, g1, a.out + row * a.out_stride, nullptr, [&](int64_t i) {
+    make_groups(a.size, g0, g1, a.out + row * a.out_stride, nullptr, false, [&](int64_t i) {
       return fma(alpha, read(y, i, a.size), read(x, i, a.size));
     });
   });
@@ -196,7 +196,7 @@ void logits(const LogitsArgs& a, const StepParams& step, int ith, int nth) {
   const Vec scale = set1(capped ? a.scale / a.softcap : a.scale), cap = set1(a.softcap);
   share_groups(step.num_logits, a.size, ith, nth, [&](int64_t row, int64_t g0, int64_t g1) {
     float* x = a.x + row * a.x_stride;
-    make_groups(a.size, g0, g1, x, nullptr, [&](int64_t i) {
+    make_groups(a.size, g0, g1, x, nullptr, false, [&](int64_t i) {
       const Vec scaled = read(x, i, a.size) * scale;
       return capped ? cap * tanh(scaled) : scaled;
     });

@@ -41,14 +41,18 @@ enum class SourceType : int32_t {
 // ---- activations ----------------------------------------------------------------------------
 
 // One row of k activations quantised per 32 (k padded to a multiple of 32 with zeros):
-//   [ int8 q[k_pad] | float scale[k_pad/32] | float sum[k_pad/32] | int32 correction[k_pad/16] ]
+//   [ int8 high[k_pad] | int8 low[k_pad] | float scale[k_pad/32] | float sum[k_pad/32]
+//     | int32 correction[k_pad/16] ]
+//   x = scale * q,  q = 254 * high + low (16 bits), or q = high (8 bits: `low` is unused)
 //   sum = scale * sum(q);  correction = -128 * sum of 16 q.
-// Rows are q8_row_bytes(k) apart (a multiple of 64).
+// 16 bits are the default: two exact byte dots per product, and an error like that of float
+// activations. Rows are q8_row_bytes(k) apart (a multiple of 64).
 constexpr int kQ8Group = 32;
+constexpr int kHighStep = 254;
 inline int64_t q8_padded(int64_t k) { return (k + kQ8Group - 1) / kQ8Group * kQ8Group; }
 inline int64_t q8_row_bytes(int64_t k) {
   const int64_t kp = q8_padded(k);
-  return (kp + kp / kQ8Group * 16 + 63) / 64 * 64;
+  return (2 * kp + kp / kQ8Group * 16 + 63) / 64 * 64;
 }
 
 // ---- one step -------------------------------------------------------------------------------
@@ -68,6 +72,7 @@ struct StepParams {
   const int32_t* const* block_tables;  // [num_groups] -> [num_seqs, max_blocks]
   int64_t max_blocks;               // row stride of block_tables
   int32_t block_size;               // multiple of 16
+  int32_t wide;                     // quantised activations have 16 bits, not 8
 };
 
 // ---- op arguments ---------------------------------------------------------------------------

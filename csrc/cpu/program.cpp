@@ -108,8 +108,10 @@ void Weight::unpack(ThreadPool& pool, float* dst) const {
 // ---- building ---------------------------------------------------------------------------------
 
 Program::Program(const KernelTable& kernels, int64_t max_tokens, int64_t max_logits,
-                 int64_t max_seqs)
-    : kernels_(kernels), max_tokens_(max_tokens), max_logits_(max_logits), max_seqs_(max_seqs) {
+                 int64_t max_seqs, int32_t activation_bits)
+    : kernels_(kernels), max_tokens_(max_tokens), max_logits_(max_logits), max_seqs_(max_seqs),
+      wide_(activation_bits == 16) {
+  if (activation_bits != 8 && activation_bits != 16) fail("activation_bits must be 8 or 16");
   check_range("max_tokens", max_tokens, 1, 1 << 24);
   check_range("max_logits", max_logits, 1, max_tokens);
   check_range("max_seqs", max_seqs, 1, max_tokens);
@@ -243,7 +245,9 @@ void Program::run(ThreadPool& pool, const StepParams& step, int64_t first, int64
   if (step.num_tokens == 0 || first == last) return;
   finish_building();
   reserve_scratch(pool.size());
-  pool.run([&](int ith, int nth) { walk(pool, step, first, last, ith, nth); });
+  StepParams params = step;
+  params.wide = wide_;
+  pool.run([&](int ith, int nth) { walk(pool, params, first, last, ith, nth); });
 }
 
 void Program::walk(ThreadPool& pool, const StepParams& step, int64_t first, int64_t last, int ith,

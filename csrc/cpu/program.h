@@ -66,7 +66,8 @@ class ArgReader;
 
 class Program {
  public:
-  Program(const KernelTable& kernels, int64_t max_tokens, int64_t max_logits, int64_t max_seqs);
+  Program(const KernelTable& kernels, int64_t max_tokens, int64_t max_logits, int64_t max_seqs,
+          int32_t activation_bits);
 
   // Buffers share memory if their offsets say so; without an offset they are appended.
   int64_t add_buffer(Rows rows, int64_t cols, BufferType type, std::optional<int64_t> offset);
@@ -126,6 +127,7 @@ class Program {
 
   const KernelTable& kernels_;
   const int64_t max_tokens_, max_logits_, max_seqs_;
+  const bool wide_;   // quantised activations have 16 bits
   std::vector<Buffer> buffers_;
   std::vector<std::unique_ptr<Const>> consts_;
   std::vector<std::shared_ptr<const Weight>> weights_;

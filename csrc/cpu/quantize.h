@@ -1,7 +1,6 @@
-// Quantising 32 activations: q = round(x / scale) with scale = max|x| / 127.
+// Quantising 32 activations: q = round(x / scale) with scale = max|x| / 127, or / (127 * 254) for 16
+// bits, which are kept as two planes of bytes (the layout of a row is in kernels.h).
 //
-// A quantised row (kernels.h):
-//   [ int8 q[k_pad] | float scale[groups] | float sum[groups] | int32 correction[2 groups] ]
 // NaN and infinity survive as a scale that is not finite.
 #pragma once
 #include "kernels.h"
@@ -11,7 +10,8 @@ namespace vllm {
 namespace VLLM_ISA {
 
 struct Q8Row {
-  const int8_t* q;
+  const int8_t* high;
+  const int8_t* low;
   const float* scale;
   const float* sum;
   const int32_t* correction;   // one per 16 values
@@ -19,34 +19,50 @@ struct Q8Row {
 
 VLLM_INLINE Q8Row q8_view(const uint8_t* row, int64_t k) {
   const int64_t padded = q8_padded(k), groups = padded / kQ8Group;
-  const float* scale = reinterpret_cast<const float*>(row + padded);
+  const float* scale = reinterpret_cast<const float*>(row + 2 * padded);
   const float* sum = scale + groups;
-  return {reinterpret_cast<const int8_t*>(row), scale, sum,
+  const int8_t* high = reinterpret_cast<const int8_t*>(row);
+  return {high, high + padded, scale, sum,
           reinterpret_cast<const int32_t*>(sum + groups)};
 }
 
 // Groups so small that 1 / scale would overflow are zero. The comparison is true for NaN.
-VLLM_INLINE float q8_scale(float largest) { return !(largest <= 1e-35f) ? largest / 127.0f : 0.0f; }
+VLLM_INLINE float q8_scale(float largest, bool wide) {
+  const float steps = wide ? 127.0f * kHighStep : 127.0f;
+  return !(largest <= 1e-30f) ? largest / steps : 0.0f;
+}
+
+VLLM_INLINE IVec round_to_int(Vec x) {   // |x| < 2^22, to nearest even
+  const Vec magic = set1(kRoundMagic);
+  return bits(x + magic) - bits(magic);
+}
 
 // group: 32 floats (zeros beyond k) that become group g of `row`. Rounds to nearest even.
-VLLM_INLINE void quantize_group(const float* group, int64_t g, int64_t k, uint8_t* row) {
+VLLM_INLINE void quantize_group(const float* group, int64_t g, int64_t k, bool wide,
+                                uint8_t* row) {
   const int64_t padded = q8_padded(k), groups = padded / kQ8Group;
-  int8_t* q = reinterpret_cast<int8_t*>(row) + g * kQ8Group;
-  float* scales = reinterpret_cast<float*>(row + padded);
+  int8_t* high = reinterpret_cast<int8_t*>(row) + g * kQ8Group;
+  int8_t* low = high + padded;
+  float* scales = reinterpret_cast<float*>(row + 2 * padded);
   int32_t* corrections = reinterpret_cast<int32_t*>(scales + 2 * groups);
   IVec top = izero();   // the bits of absolute values sort like these, and NaN is above all
   for (int i = 0; i < kQ8Group; i += kLanes) top = imax(top, bits(abs(load(group + i))));
   const int32_t largest = reduce_max(top);
-  const float scale = q8_scale(load_as<float>(&largest));
+  const float scale = q8_scale(load_as<float>(&largest), wide);
   const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
-  const Vec magic = set1(kRoundMagic);
   int32_t total = 0;
   for (int half = 0; half < 2; ++half) {
     IVec sum = izero();
     for (int i = 16 * half; i < 16 * half + 16; i += kLanes) {
-      const IVec value = bits(load(group + i) * set1(inverse) + magic) - bits(magic);
-      store_bytes(q + i, value);
-      sum = sum + value;
+      const IVec q = round_to_int(load(group + i) * set1(inverse));
+      sum = sum + q;
+      if (wide) {
+        const IVec top_byte = round_to_int(to_float(q) * set1(1.0f / kHighStep));
+        store_bytes(high + i, top_byte);
+        store_bytes(low + i, q - top_byte * iset1(kHighStep));
+      } else {
+        store_bytes(high + i, q);
+      }
     }
     const int32_t half_total = reduce_add(sum);
     corrections[2 * g + half] = -128 * half_total;

@@ -1,6 +1,7 @@
 // What the matrix kernels share: rows of a step, the split over threads, and the end of a tile.
 #pragma once
 #include "isa.h"
+#include "packed.h"
 #include "simd.h"
 
 namespace vllm {
@@ -8,11 +9,8 @@ namespace VLLM_ISA {
 
 // One kernel per form of weight; linear.cpp picks.
 void linear_float(const LinearArgs&, int64_t rows, int ith, int nth);
-void linear_w8a8(const LinearArgs&, int64_t rows, int ith, int nth);
-void linear_w4a8(const LinearArgs&, int64_t rows, int ith, int nth);
-
-// Quantised panels hold one output column per lane, float panels two vectors of columns.
-constexpr int kQuantPanel = kLanes, kFloatPanel = 2 * kLanes;
+void linear_w8(const LinearArgs&, bool wide, int64_t rows, int ith, int nth);
+void linear_w4(const LinearArgs&, bool wide, int64_t rows, int ith, int nth);
 
 // Rows that pass over a panel before the next panel is read: they stay in L2 meanwhile.
 constexpr int64_t kRowBlock = 64;

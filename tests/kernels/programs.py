@@ -25,6 +25,7 @@ def run_op(
     op: str,
     inputs: dict[str, np.ndarray],
     outputs: dict[str, tuple[int, str]],
+    bits: int = 16,
     **args: Any,
 ) -> dict[str, np.ndarray]:
     """Runs one op on token rows: `inputs` are its buffers, `outputs` name -> (columns, dtype).
@@ -32,7 +33,7 @@ def run_op(
     Constants among the arguments are given as arrays.
     """
     num_tokens = len(next(iter(inputs.values())))
-    program = Program(num_tokens + 2, num_tokens + 1, num_tokens)
+    program = Program(num_tokens + 2, num_tokens + 1, num_tokens, bits)
     buffers = {name: program.buffer("tokens", x.shape[1]) for name, x in inputs.items()}
     made = {name: program.buffer("tokens", *spec) for name, spec in outputs.items()}
     for name, value in args.items():
@@ -46,9 +47,13 @@ def run_op(
     return {name: program.array(buffer)[:num_tokens].copy() for name, buffer in results.items()}
 
 
-def unpack_q8(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """int8 values, scales and sums of quantised rows (the layout is in kernels.h)."""
+def unpack_q8(
+    rows: np.ndarray, k: int, bits: int = 16
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Integer values, scales and sums of quantised rows (the layout is in kernels.h)."""
     padded = -(-k // 32) * 32
-    q = rows[:, :padded].copy().view(np.int8)
-    floats = rows[:, padded : padded + padded // 4].copy().view(np.float32)
+    q = rows[:, :padded].copy().view(np.int8).astype(np.int32)
+    if bits == 16:
+        q = 254 * q + rows[:, padded : 2 * padded].copy().view(np.int8)
+    floats = rows[:, 2 * padded : 2 * padded + padded // 4].copy().view(np.float32)
     return q, floats[:, : padded // 32], floats[:, padded // 32 :]

@@ -41,12 +41,13 @@ def test_norm(size: int, kind: str, affine: bool) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_quantize(size: int) -> None:
+@pytest.mark.parametrize("bits", [8, 16])
+def test_quantize(size: int, bits: int) -> None:
     x = random(4, size)
     x[1] = 0
-    out = run_op("quantize", {"x": x}, {"out_q8": (size, "q8")}, size=size)["out_q8"]
-    q, scale, sums = unpack_q8(out, size)
-    want_q, want_scale, want_sums = reference.quantize(x)
+    out = run_op("quantize", {"x": x}, {"out_q8": (size, "q8")}, bits, size=size)["out_q8"]
+    q, scale, sums = unpack_q8(out, size, bits)
+    want_q, want_scale, want_sums = reference.quantize(x, bits)
     np.testing.assert_allclose(scale, want_scale, rtol=1e-6)
     # An exact half may be rounded either way: the product before rounding has an error.
     assert np.abs(q.astype(int) - want_q).max() <= 1

@@ -181,7 +181,7 @@ def expect(what: str, found: object, wanted: object) -> None:
 
 
 class Q8Rows:
-    """Rows quantised to int8 in groups of 32, as arrays of values and of scales."""
+    """Rows quantised to 16 bits in groups of 32, as arrays of values and of scales."""
 
     def __init__(self, num_rows: int, cols: int) -> None:
         self.cols = cols

@@ -20,7 +20,8 @@ Weight(kind, group, has_min, n, k)   a packed [n, k] matrix
                                      bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k
     .unpack() -> float32 [n, k];  .shape; .kind; .isa; .nbytes
 
-Program(max_tokens, max_logits, max_seqs)
+Program(max_tokens, max_logits, max_seqs, activation_bits=16)
+    activation_bits: of q8 buffers, 16 or 8; see csrc/cpu/kernels.h.
     .buffer(rows, cols, dtype="f32", offset_bytes=None) -> buffer id
         rows: "tokens" (max_tokens rows) or "logits" (max_logits rows); dtype: "f32" or "q8".
         A buffer takes max_rows * row_bytes(cols, dtype) bytes of the arena, at `offset_bytes` (a

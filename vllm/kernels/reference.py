@@ -15,6 +15,8 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 Q8_GROUP = 32
+HIGH_STEP = 254
+"""A 16-bit activation is HIGH_STEP * high + low; both are bytes from -127 to 127."""
 
 
 def embedding(w: F32, token_ids: I32, scale: float = 1.0) -> F32:
@@ -37,8 +39,10 @@ def norm(
     return out
 
 
-def quantize(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
-    """Rows as int8 with one scale per 32 values; also scale * sum(q) of each group.
+def quantize(x: F32, bits: int = 16) -> tuple[NDArray[np.int32], F32, F32]:
+    """Rows as integers with one scale per 32 values; also scale * sum(q) of each group.
+
+    bits: 8 (q from -127 to 127) or 16 (from -127 * 254 to 127 * 254).
 
     x: [rows, k] -> q [rows, k_pad], scale and sum [rows, k_pad / 32]; the padding is zero.
     """
@@ -47,14 +51,14 @@ def quantize(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
     padded = np.zeros((rows, groups * Q8_GROUP), np.float32)
     padded[:, :k] = x
     grouped = padded.reshape(rows, groups, Q8_GROUP)
-    scale = np.abs(grouped).max(axis=-1) / np.float32(127)
+    scale = np.abs(grouped).max(axis=-1) / np.float32(127 if bits == 8 else 127 * HIGH_STEP)
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
-    q = np.rint(grouped * inverse[..., None]).astype(np.int8)
+    q = np.rint(grouped * inverse[..., None]).astype(np.int32)
     sums = scale * q.sum(axis=-1, dtype=np.int32).astype(np.float32)
     return q.reshape(rows, -1), scale, sums
 
 
-def dequantize(q: NDArray[np.int8], scale: F32, k: int) -> F32:
+def dequantize(q: NDArray[np.int32], scale: F32, k: int) -> F32:
     """The first k columns of what `quantize` made."""
     x = q.reshape(*scale.shape, Q8_GROUP) * scale[..., None]
     return x.reshape(len(q), -1)[:, :k].astype(np.float32)

@@ -1,7 +1,7 @@
-// 4-bit weights (affine, groups of 32) times int8 activations.
+// 4-bit weights (affine, groups of 32) times activations of 16 or 8 bits.
 //
 // Per panel of L columns and group of 32: four loads give eight vectors of nibbles, which serve up to
-// eight rows; per row: eight dots with four activations given to all lanes, one convert, one multiply
+// eight rows; per row: eight dots (two times eight for 16 bits) with four activations given to all lanes, one convert, one multiply
 // of the scales, one or two FMAs. Registers with 32: 8 nibbles + 8 sums + the row's; rows with 16: 4.
 //
 // The integer dots are exact and the float chain of an output element runs over the groups in order,
@@ -31,16 +31,22 @@ VLLM_INLINE Nibbles unpack(const uint8_t* values) {
   return out;
 }
 
+VLLM_INLINE IVec dot_group(const Nibbles& w, const int8_t* x) {
+  IVec dot = izero();
+  for (int j = 0; j < 8; ++j) dot = dot_u4(dot, w.v[j], broadcast4(x + 4 * j));
+  return dot_u4_end(dot);
+}
+
+template <bool kWide>
 VLLM_INLINE Vec add_group(const Nibbles& w, Vec scale, const Vec* min, const Q8Row& x, int64_t g,
                           Vec sum) {
-  const int8_t* q = x.q + g * kQ8Group;
-  IVec dot = iset1(0);
-  for (int j = 0; j < 8; ++j) dot = dot_u4(dot, w.v[j], broadcast4(q + 4 * j));
-  sum = fma(to_float(dot_u4_end(dot)), scale * set1(x.scale[g]), sum);
+  IVec dot = dot_group(w, x.high + g * kQ8Group);
+  if constexpr (kWide) dot = join_planes(dot, dot_group(w, x.low + g * kQ8Group));
+  sum = fma(to_float(dot), scale * set1(x.scale[g]), sum);
   return min ? fma(*min, set1(x.sum[g]), sum) : sum;
 }
 
-template <bool kHasMin, int R, int P>
+template <bool kWide, bool kHasMin, int R, int P>
 void tile(const LinearArgs& a, int64_t row, int64_t panel) {
   const QuantLayout layout(WeightKind::q4, kQ8Group, kHasMin, a.w->k);
   const uint8_t* w = static_cast<const uint8_t*>(a.w->data) + panel * layout.panel_bytes;
@@ -58,7 +64,7 @@ void tile(const LinearArgs& a, int64_t row, int64_t panel) {
       if constexpr (kHasMin) min = load(reinterpret_cast<const Half*>(group + layout.mins));
       const Nibbles nibbles = unpack(group + layout.values);
       for (int r = 0; r < R; ++r) {
-        sum[r][p] = add_group(nibbles, scale, kHasMin ? &min : nullptr, x[r], g, sum[r][p]);
+        sum[r][p] = add_group<kWide>(nibbles, scale, kHasMin ? &min : nullptr, x[r], g, sum[r][p]);
       }
     }
   }
@@ -67,42 +73,42 @@ void tile(const LinearArgs& a, int64_t row, int64_t panel) {
   }
 }
 
-template <bool kHasMin>
+template <bool kWide, bool kHasMin>
 void with_rows(const LinearArgs& a, int64_t row, int count, int64_t panel) {
   switch (count) {
-    case 1: return tile<kHasMin, 1, 1>(a, row, panel);
-    case 2: return tile<kHasMin, 2, 1>(a, row, panel);
-    case 3: return tile<kHasMin, 3, 1>(a, row, panel);
-    case 4: return tile<kHasMin, 4, 1>(a, row, panel);
+    case 1: return tile<kWide, kHasMin, 1, 1>(a, row, panel);
+    case 2: return tile<kWide, kHasMin, 2, 1>(a, row, panel);
+    case 3: return tile<kWide, kHasMin, 3, 1>(a, row, panel);
+    case 4: return tile<kWide, kHasMin, 4, 1>(a, row, panel);
     default: break;
   }
   if constexpr (kMaxRows > 4) {
     switch (count) {
-      case 5: return tile<kHasMin, 5, 1>(a, row, panel);
-      case 6: return tile<kHasMin, 6, 1>(a, row, panel);
-      case 7: return tile<kHasMin, 7, 1>(a, row, panel);
-      default: return tile<kHasMin, 8, 1>(a, row, panel);
+      case 5: return tile<kWide, kHasMin, 5, 1>(a, row, panel);
+      case 6: return tile<kWide, kHasMin, 6, 1>(a, row, panel);
+      case 7: return tile<kWide, kHasMin, 7, 1>(a, row, panel);
+      default: return tile<kWide, kHasMin, 8, 1>(a, row, panel);
     }
   }
 }
 
-template <bool kHasMin>
+template <bool kWide, bool kHasMin>
 void run(const LinearArgs& a, int64_t rows, int ith, int nth) {
   const int64_t panels = a.w->n_pad / kQuantPanel;
   const int64_t first = panels * ith / nth, last = panels * (ith + 1) / nth;
   if (rows == 1) {
     int64_t panel = first;
     for (; panel + kMaxPanels <= last; panel += kMaxPanels) {
-      tile<kHasMin, 1, kMaxPanels>(a, 0, panel);
+      tile<kWide, kHasMin, 1, kMaxPanels>(a, 0, panel);
     }
-    for (; panel < last; ++panel) tile<kHasMin, 1, 1>(a, 0, panel);
+    for (; panel < last; ++panel) tile<kWide, kHasMin, 1, 1>(a, 0, panel);
     return;
   }
   for (int64_t begin = 0; begin < rows; begin += kRowBlock) {
     const int64_t end = begin + kRowBlock < rows ? begin + kRowBlock : rows;
     for (int64_t panel = first; panel < last; ++panel) {
       for_row_tiles<kMaxRows>(begin, end, [&](int64_t row, int count) {
-        with_rows<kHasMin>(a, row, count, panel);
+        with_rows<kWide, kHasMin>(a, row, count, panel);
       });
     }
   }
@@ -110,8 +116,12 @@ void run(const LinearArgs& a, int64_t rows, int ith, int nth) {
 
 }  // namespace
 
-void linear_w4a8(const LinearArgs& a, int64_t rows, int ith, int nth) {
-  a.w->has_min ? run<true>(a, rows, ith, nth) : run<false>(a, rows, ith, nth);
+void linear_w4(const LinearArgs& a, bool wide, int64_t rows, int ith, int nth) {
+  if (wide) {
+    a.w->has_min ? run<true, true>(a, rows, ith, nth) : run<true, false>(a, rows, ith, nth);
+  } else {
+    a.w->has_min ? run<false, true>(a, rows, ith, nth) : run<false, false>(a, rows, ith, nth);
+  }
 }
 
 }  // namespace VLLM_ISA

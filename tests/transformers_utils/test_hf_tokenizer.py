@@ -158,6 +158,29 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         get_tokenizer(tmp_path, mode="mistral")
 
 
+@pytest.mark.parametrize("escaped", [False, True])
+def test_a_file_that_would_abort_the_library(escaped: bool, tmp_path: Path) -> None:
+    write_folder(tmp_path, trained("gpt-2"))
+    file = tmp_path / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    spec["model"]["continuing_subword_prefix"] = "##"
+    text = json.dumps(spec)
+    file.write_text(text.replace("subword_prefix", "sub\\u0077ord_prefix") if escaped else text)
+    with pytest.raises(ModelFileError, match="continuing_subword_prefix '##' does not begin"):
+        get_tokenizer(tmp_path)
+
+
+def test_an_unknown_token_that_is_none(tmp_path: Path) -> None:
+    write_folder(tmp_path, trained("gpt-2"))
+    file = tmp_path / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    spec["model"]["unk_token"] = "nowhere"
+    del spec["model"]["vocab"]["\u0120"]
+    file.write_text(json.dumps(spec))
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: not a usable tokenizer"):
+        get_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "x" * 5000 + "\ud83d"])
 def test_half_characters_are_refused_as_the_callers_fault(text: str, tmp_path: Path) -> None:
     ours = get_tokenizer(write_folder(tmp_path, trained("gpt-2")))

@@ -38,12 +38,18 @@ def map_file(path: Path) -> mmap.mmap:
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     """The file as UTF-8 text."""
     try:
+        return read_bytes(path, max_bytes).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ModelFileError(f"{path}: not valid UTF-8") from None
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """The whole file, if it is not too large."""
+    try:
         size = path.stat().st_size
         if size > max_bytes:
             raise ModelFileError(f"{path}: {size} bytes is too large (limit {max_bytes})")
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        raise ModelFileError(f"{path}: not valid UTF-8") from None
+        return path.read_bytes()
     except OSError as error:
         raise ModelFileError(f"{path}: {error.strerror or error}") from None
 

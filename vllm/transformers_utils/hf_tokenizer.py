@@ -8,11 +8,18 @@ the special tokens. Invariant: code that a folder names (`auto_map`) is never lo
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import ModelFileError
-from vllm.transformers_utils.files import read_json, read_text, shown
+from vllm.transformers_utils.files import (
+    parse_json_object,
+    read_bytes,
+    read_json,
+    read_text,
+    shown,
+)
 from vllm.transformers_utils.tokenizer import TokenizerInfo
 
 if TYPE_CHECKING:
@@ -21,6 +28,11 @@ if TYPE_CHECKING:
 _NAMED = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
+_PROBE = "a \u4e16\U0010ffff"
+"""An encoding of it fails if the vocabulary lacks its own unknown token."""
+_PREFIX_KEY = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
+_ESCAPE = rb"\u00"
+_LETTERS = {b"%02x" % code for code in b"_abcdefghijklmnopqrstuvwxyz"}
 _MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_TOKENIZER_BYTES = 1 << 28
 _HIGHEST_LENGTH = 1 << 30
@@ -64,15 +76,47 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ModelFileError(f"{folder}: {_why_missing(folder)}")
-    if file.stat().st_size > _MAX_TOKENIZER_BYTES:
-        raise ModelFileError(f"{file}: too large (limit {_MAX_TOKENIZER_BYTES} bytes)")
+    data = read_bytes(file, _MAX_TOKENIZER_BYTES)
+    _refuse_prefix_crash(data, str(file))
     try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend = tokenizers.Tokenizer.from_buffer(data)
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode(_PROBE)
     except Exception as error:  # the library raises nothing more specific
         raise ModelFileError(f"{file}: not a usable tokenizer: {shown(str(error), 200)}") from None
-    backend.no_padding()
-    backend.no_truncation()
     return backend
+
+
+def _refuse_prefix_crash(data: bytes, source: str) -> None:
+    """Merges that don't begin with the stated prefix abort the process inside the library.
+
+    Whole files take a quarter of a second to parse here, so that is done only if the key is set or
+    may hide behind an escaped letter.
+    """
+    if not _PREFIX_KEY.search(data) and not _escapes_a_letter(data):
+        return
+    model = parse_json_object(data.decode("utf-8", "replace"), source).get("model")
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    for merge in merges if prefix and isinstance(merges, list) else ():
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        right = parts[-1] if isinstance(parts, list) and parts else ""
+        if not str(right).startswith(str(prefix)):
+            raise ModelFileError(
+                f"{source}: model.continuing_subword_prefix {shown(prefix)} does not begin "
+                f"{shown(right)} of the merges"
+            )
+
+
+def _escapes_a_letter(data: bytes) -> bool:
+    """Whether a JSON escape spells an ASCII letter or underscore, which no honest writer does."""
+    position = data.find(_ESCAPE)
+    while position >= 0:
+        if data[position + 4 : position + 6].lower() in _LETTERS:
+            return True
+        position = data.find(_ESCAPE, position + 1)
+    return False
 
 
 def _why_missing(folder: Path) -> str:

@@ -36,7 +36,7 @@ class EngineFailed(msgspec.Struct, array_like=True):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _KINDS: dict[type, bytes] = {EngineCoreRequest: b"R", list: b"A", UtilityCall: b"U"}
-_DECODERS = {
+_DECODERS: dict[int, msgspec.msgpack.Decoder[EngineCoreMessage]] = {
     ord("R"): msgspec.msgpack.Decoder(EngineCoreRequest),
     ord("A"): msgspec.msgpack.Decoder(AbortedIds),
     ord("U"): msgspec.msgpack.Decoder(UtilityCall),
@@ -51,8 +51,7 @@ def encode_message(message: EngineCoreMessage) -> bytes:
 
 def decode_message(frame: bytes) -> EngineCoreMessage:
     """Engine side."""
-    decoded: EngineCoreMessage = _DECODERS[frame[0]].decode(memoryview(frame)[1:])
-    return decoded
+    return _DECODERS[frame[0]].decode(memoryview(frame)[1:])
 
 
 def encode_outputs(outputs: EngineCoreOutputs) -> bytes:

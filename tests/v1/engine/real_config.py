@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.v1.engine.fake import EOS, VOCAB, write_tokenizer
 from vllm.config import VllmConfig
-from vllm.transformers_utils.config import load_hf_config
 from vllm.transformers_utils.arch import ModelArch
+from vllm.transformers_utils.config import load_hf_config
 
 HF_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -48,6 +48,7 @@ def real_config(folder: Path, **overrides: Any) -> VllmConfig:
         "num_gpu_blocks": 128,
         "max_num_seqs": 16,
         "max_num_batched_tokens": 128,
+        "num_threads": 1,
         **overrides,
     }
     config = VllmConfig()

@@ -1,5 +1,6 @@
 """Text from tokens: every split of the bytes, every stop string, in linear time."""
 
+import itertools
 import random
 import time
 
@@ -46,7 +47,7 @@ def run(one: Detokenizer, token_ids: list[int]) -> tuple[list[str], str | None]:
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
 texts = st.text(alphabet=st.sampled_from("aé ďж日🌶👨‍👩‍👧ไทย\n"), max_size=30)

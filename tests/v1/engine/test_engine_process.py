@@ -219,7 +219,8 @@ from pathlib import Path
 from tests.v1.engine.real_config import real_config, write_model
 from vllm.v1.engine.llm_engine import LLMEngine
 if __name__ == "__main__":
-    engine = LLMEngine(real_config(write_model(Path({folder!r})), distributed_executor_backend={fake!r}))
+    folder = write_model(Path({folder!r}))
+    engine = LLMEngine(real_config(folder, distributed_executor_backend={fake!r}))
     print(engine._client.process.process.pid, flush=True)
     {then}
 """

@@ -141,7 +141,7 @@ def test_prompt_logprobs_over_chunks(make_engine: Any) -> None:
     engine.add_request("a", prompt, greedy(prompt_logprobs=1, max_tokens=1))
     (output,) = drain(engine)["a"]
     assert output.prompt_logprobs is not None
-    found = [list(entry or {})[0] for entry in output.prompt_logprobs[1:]]
+    found = [next(iter(entry or {})) for entry in output.prompt_logprobs[1:]]
     assert found == prompt[1:]
 
 
@@ -290,7 +290,8 @@ def test_truncation_keeps_the_end(make_engine: Any) -> None:
     engine = make_engine()
     engine.add_request("a", "A" * 600 + "Hello", greedy(truncate_prompt_tokens=5))
     engine.add_request("b", "A" * 600, greedy(truncate_prompt_tokens=-1, max_tokens=8))
-    engine.add_request("c", "B" + "A" * 20, greedy(), tokenization_kwargs={"truncate_prompt_tokens": 3})
+    options = {"truncate_prompt_tokens": 3}
+    engine.add_request("c", "B" + "A" * 20, greedy(), tokenization_kwargs=options)
     outputs = drain(engine)
     assert outputs["a"][-1].prompt_token_ids == PROMPT
     assert len(outputs["b"][-1].prompt_token_ids) == 504

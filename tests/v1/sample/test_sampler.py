@@ -116,7 +116,7 @@ params = st.builds(
     min_tokens=st.sampled_from([0, 2, 8]),
     stop_token_ids=st.lists(tokens, max_size=3),
     ignore_eos=st.booleans(),
-    logit_bias=st.none() | st.dictionaries(tokens, st.sampled_from([-100.0, -2.0, 5.0]), max_size=4),
+    logit_bias=st.none() | st.dictionaries(tokens, st.sampled_from([-100.0, -2, 5]), max_size=4),
     allowed_token_ids=st.none() | st.lists(tokens, min_size=8, max_size=20),
     logprobs=st.none() | st.integers(0, 4),
 )

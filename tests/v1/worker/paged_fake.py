@@ -72,8 +72,8 @@ class PagedFake:
     def _read(self, group: int, seq: int, length: int) -> NDArray[np.int64]:
         size = self.last.block_size
         table = self.last.block_tables[group][seq]
-        positions = np.arange(length)
-        return self.cache[group, table[positions // size].astype(np.int64) * size + positions % size]
+        blocks, offsets = np.divmod(np.arange(length), size)
+        return self.cache[group, table[blocks].astype(np.int64) * size + offsets]
 
     def _check(self, batch: StepInput) -> None:
         int32 = [batch.token_ids, batch.positions, batch.query_start, batch.seq_lens]

@@ -8,6 +8,7 @@ some waiting, if it came after them.
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from vllm.config.resolved import resolved
 from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError
 from vllm.v1.engine.request_state import RequestState
 
@@ -22,9 +23,8 @@ class AdmissionControl:
         scheduler = vllm_config.scheduler_config
         self._max_requests = scheduler.max_num_queued_reqs
         self._max_tokens = scheduler.max_num_queued_tokens
-        self._max_running = min(
-            scheduler.max_num_seqs, scheduler.max_num_active_seqs or scheduler.max_num_seqs
-        )
+        max_num_seqs = resolved("max_num_seqs", scheduler.max_num_seqs)
+        self._max_running = min(max_num_seqs, scheduler.max_num_active_seqs or max_num_seqs)
         self._num_waiting = 0
         self._num_since_step = 0
 

@@ -79,4 +79,5 @@ class BeamSearch:
 
     def _score(self, beam: BeamSearchSequence) -> float:
         length = len(beam.tokens) - self._num_prompt - (beam.finish_reason == "stop")
-        return beam.cum_logprob / max(1, length) ** self._params.length_penalty
+        penalty: float = max(1, length) ** self._params.length_penalty
+        return beam.cum_logprob / penalty

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from vllm.config.resolved import resolved
 from vllm.exceptions import RequestError
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_groups import make_kv_cache_config
@@ -51,7 +52,7 @@ class EngineCore:
             kv_layers,
             cache.num_gpu_blocks,
             cache.block_size,
-            vllm_config.model_config.max_model_len,
+            resolved("max_model_len", vllm_config.model_config.max_model_len),
         )
         with timed(self.phases, "allocate KV cache, warm up"):
             self.executor.initialize_cache(kv_cache_config)

@@ -103,7 +103,7 @@ class EngineProcess:
         poller = zmq.Poller()
         poller.register(self.output, zmq.POLLIN)
         poller.register(self.control.fileno(), zmq.POLLIN)
-        events = dict(poller.poll(None if timeout_s is None else timeout_s * 1000))
+        events = dict(poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         return self.output in events
 
     @property
@@ -113,8 +113,6 @@ class EngineProcess:
 
     def death_message(self) -> str:
         """One line on how it ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
         return f"The engine process ended{self._status()}."
 
     def stop(self) -> None:
@@ -128,8 +126,9 @@ class EngineProcess:
         return sock
 
     def _status(self) -> str:
-        code = self.process.poll()
-        if code is None:
+        try:
+            code = self.process.wait(1.0)  # its sockets close a moment before it can be waited for
+        except subprocess.TimeoutExpired:
             return ""
         return f" with exit status {code}" if code >= 0 else f" by signal {-code}"
 

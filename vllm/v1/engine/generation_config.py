@@ -32,7 +32,8 @@ class GenerationConfig:
         elif model.generation_config != "auto":
             chosen = load_generation_config(model.generation_config)
         self._values = {**chosen, **(model.override_generation_config or {})}
-        found = [*model.arch.eos_token_ids, *(own.get("eos_token_id") or ())]
+        in_config = () if model.arch is None else model.arch.eos_token_ids
+        found = [*in_config, *(own.get("eos_token_id") or ())]
         self.eos_token_ids: list[int] = list(dict.fromkeys(found))
 
     def sampling_defaults(self) -> dict[str, Any]:

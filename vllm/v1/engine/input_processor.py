@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm import envs
-from vllm.exceptions import VLLMValidationError
+from vllm.config.resolved import resolved
+from vllm.exceptions import ConfigError, VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.sampling_params import SamplingParams
 from vllm.utils.dotted import resolve_dotted
@@ -48,7 +49,9 @@ class InputProcessor:
         eos_token_ids: list[int],
     ) -> None:
         model = vllm_config.model_config
-        self.context = model.max_model_len
+        if model.arch is None:
+            raise ConfigError("the model's config was not read")
+        self.context = resolved("max_model_len", model.max_model_len)
         self.vocab_size = model.arch.vocab_size
         self.max_logprobs = model.max_logprobs
         self._logprobs_limit = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs

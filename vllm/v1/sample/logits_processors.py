@@ -54,8 +54,8 @@ class LogitsProcessor(ABC):
     def __init__(self, vllm_config: "VllmConfig", device: str, is_pin_memory: bool) -> None:
         """`device` is "cpu"."""
 
-    @classmethod
-    def validate_params(cls, sampling_params: SamplingParams) -> None:  # noqa: B027 (optional)
+    @classmethod  # noqa: B027 (optional)
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raise ValueError if a request's `extra_args` can't be used. Called by the front end."""
 
     @abstractmethod

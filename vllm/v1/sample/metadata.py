@@ -6,6 +6,7 @@ The part that does not change from step to step is made again only when other ro
 """
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from vllm.v1.messages import NewRequestData
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ def _read_special(request: NewRequestData) -> _Special | None:
     return None if is_plain else special
 
 
-def _unless_all(column: "NDArray[np.generic]", neutral: float) -> "NDArray[np.generic] | None":
+def _unless_all(column: "NDArray[Number]", neutral: float) -> "NDArray[Number] | None":
     return None if (column == neutral).all() else column
 
 

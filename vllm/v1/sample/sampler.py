@@ -124,11 +124,13 @@ def _processed(rows: F32, temperature: F32 | None, metadata: SamplingMetadata) -
     if temperature is None or metadata.logprobs is None:
         return rows
     chosen = metadata.logprobs.rows
-    columns = (
-        None if column is None else column[chosen]
-        for column in (metadata.top_k, metadata.top_p, metadata.min_p)
+    ops.process_logits(
+        rows,
+        temperature[chosen],
+        None if metadata.top_k is None else metadata.top_k[chosen],
+        None if metadata.top_p is None else metadata.top_p[chosen],
+        None if metadata.min_p is None else metadata.min_p[chosen],
     )
-    ops.process_logits(rows, temperature[chosen], *columns)
     return rows
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm.attention.backend import StepInput
+from vllm.config.resolved import resolved
 from vllm.logger import init_logger
 from vllm.v1.messages import (
     KVCacheConfig,
@@ -59,12 +60,12 @@ class ModelRunner:
         kv_cache_config: KVCacheConfig,
         custom: CustomProcessors | None = None,
     ) -> None:
-        max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        max_num_seqs = resolved("max_num_seqs", vllm_config.scheduler_config.max_num_seqs)
         self.model = model
         self.block_size = kv_cache_config.block_size
         self.batch = InputBatch(
             max_num_seqs,
-            vllm_config.model_config.max_model_len,
+            resolved("max_model_len", vllm_config.model_config.max_model_len),
             self.block_size,
             len(kv_cache_config.groups),
             SamplingColumns(max_num_seqs),

@@ -6,8 +6,8 @@
 //   [ scale x L | min x L (if has_min) | values ]      scale, min: f16; f32 if the group is 16
 //
 //   q8 values: for j in 0 .. group/4:  L x 4 bytes; lane l has w[l][4j .. 4j+3]
-//   q4 values: for j in 0 .. 4:        L x 4 bytes; lane l has, in the low nibbles, w[l][4j .. 4j+3]
-//              and in the high nibbles w[l][16 + 4j .. 16 + 4j + 3] of each 32
+//   q4 values: per 32 of k, for j in 0 .. 4:  L x 4 bytes; lane l has, in the low nibbles,
+//              w[l][4j .. 4j+3] and in the high nibbles w[l][16 + 4j .. 16 + 4j + 3]
 //
 // So a vector of bytes is the operand of a dot product with four activations given to all lanes.
 #pragma once
@@ -16,6 +16,9 @@
 
 namespace vllm {
 namespace VLLM_ISA {
+
+// Output columns of a panel: one per lane if quantised, two vectors of them if float.
+constexpr int64_t kQuantPanel = kLanes, kFloatPanel = 2 * kLanes;
 
 struct QuantLayout {
   int64_t groups;        // per row
@@ -42,7 +45,7 @@ VLLM_INLINE bool is_quantised(WeightKind kind) {
   return kind == WeightKind::q8 || kind == WeightKind::q4;
 }
 VLLM_INLINE int64_t panel_columns(WeightKind kind) {
-  return is_quantised(kind) ? kLanes : 2 * kLanes;
+  return is_quantised(kind) ? kQuantPanel : kFloatPanel;
 }
 
 }  // namespace VLLM_ISA

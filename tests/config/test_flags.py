@@ -1,100 +1,39 @@
 """The command line: every flag of the reference parses, by the rules of the reference."""
 
+import argparse
+import ast
 import json
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from tests.config.reference_flags import FLAGS, OUR_DEFAULTS
+from vllm.config.flags import flags_of, make_config
+from vllm.config.vllm import VllmConfig, build, config_classes
 from vllm.engine.arg_forms import human_int
-from vllm.engine.arg_parser import FlagParser
-from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.serve import make_parser
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.entrypoints.cli import serve
+from vllm.entrypoints.openai.cli_args import FrontendArgs
 from vllm.exceptions import ConfigError
 
-# flag, words after it, the value it must give. One row per flag of the reference, groups 1.1-1.12.
-FLAGS = [
-    ("--model", ["m"], "m"), ("--runner", ["generate"], "generate"),
-    ("--convert", ["none"], "none"), ("--task", ["generate"], "generate"),
-    ("--tokenizer", ["t"], "t"), ("--tokenizer-mode", ["hf"], "hf"),
-    ("--tokenizer-revision", ["r"], "r"), ("--revision", ["r"], "r"),
-    ("--code-revision", ["r"], "r"), ("--trust-remote-code", [], True),
-    ("--dtype", ["half"], "half"), ("--seed", ["7"], 7), ("--hf-config-path", ["p"], "p"),
-    ("--config-format", ["hf"], "hf"), ("--hf-token", [], True), ("--hf-token", ["x"], "x"),
-    ("--hf-overrides", ['{"a": {"b": 1}}'], {"a": {"b": 1}}),
-    ("--model-impl", ["vllm"], "vllm"), ("--model-class-overrides", ["{}"], {}),
-    ("--max-model-len", ["4k"], 4000), ("--max-model-len", ["-1"], "auto"),
-    ("--max-model-len", ["auto"], "auto"), ("--served-model-name", ["a", "b"], ["a", "b"]),
-    ("--generation-config", ["vllm"], "vllm"),
-    ("--override-generation-config", ['{"top_k": 1}'], {"top_k": 1}),
-    ("--skip-tokenizer-init", [], True), ("--enable-prompt-embeds", [], True),
-    ("--allowed-local-media-path", ["/m"], "/m"), ("--allowed-media-domains", ["a"], ["a"]),
-    ("--max-logprobs", ["-1"], -1), ("--logprobs-mode", ["raw_logits"], "raw_logits"),
-    ("--logits-processors", ["m:C"], ["m:C"]), ("--io-processor-plugin", ["p"], "p"),
-    ("--pooler-config", ['{"a":1}'], {"a": 1}), ("--disable-sliding-window", [], True),
-    ("--enable-sleep-mode", [], True), ("--renderer-num-workers", ["3"], 3),
-    ("--enable-return-routed-experts", [], True), ("--return-sampling-mask", [], True),
-    ("--load-format", ["dummy"], "dummy"), ("--download-dir", ["d"], "d"),
-    ("--safetensors-load-strategy", ["lazy"], "lazy"),
-    ("--model-loader-extra-config", ["{}"], {}), ("--ignore-patterns", ["a", "b"], ["a", "b"]),
-    ("--use-tqdm-on-load", [], True), ("--pt-load-map-location", ["cpu"], "cpu"),
-    ("--limit-mm-per-prompt", ['{"image":4}'], {"image": 4}),
-    ("--mm-processor-cache-gb", ["2.5"], 2.5), ("--mm-hasher-algorithm", ["sha256"], "sha256"),
-    ("--video-pruning-rate", ["0.5"], 0.5),
-    ("--gpu-memory-utilization", ["0.5"], 0.5), ("--kv-cache-memory-bytes", ["1G"], 1 << 30),
-    ("--block-size", ["64"], 64), ("--kv-cache-dtype", ["float16"], "float16"),
-    ("--num-gpu-blocks-override", ["9"], 9), ("--enable-prefix-caching", [], True),
-    ("--no-enable-prefix-caching", [], False),
-    ("--prefix-caching-hash-algo", ["sha256_cbor"], "sha256_cbor"),
-    ("--swap-space", ["4"], 4.0), ("--cpu-offload-gb", ["1"], 1.0),
-    ("--kv-offloading-size", ["1"], 1.0), ("--mamba-block-size", ["8"], 8),
-    ("--disable-hybrid-kv-cache-manager", [], True),
-    ("--distributed-executor-backend", ["mp"], "mp"), ("--tensor-parallel-size", ["2"], 2),
-    ("-tp", ["2"], 2), ("-pp", ["2"], 2), ("-dp", ["2"], 2), ("-dpl", ["2"], 2),
-    ("--data-parallel-rank", ["1"], 1), ("--data-parallel-address", ["h"], "h"),
-    ("--data-parallel-hybrid-lb", [], True), ("--nnodes", ["2"], 2),
-    ("--enable-expert-parallel", [], True), ("--eplb-config", ["{}"], {}),
-    ("--decode-context-parallel-size", ["2"], 2), ("--enable-dbo", [], True),
-    ("--max-num-batched-tokens", ["8K"], 8192), ("--max-num-seqs", ["16"], 16),
-    ("--max-num-active-seqs", ["4"], 4), ("--max-num-scheduled-tokens", ["25.6k"], 25600),
-    ("--max-num-queued-reqs", ["5"], 5), ("--max-num-queued-tokens", ["1k"], 1000),
-    ("--enable-chunked-prefill", [], True), ("--no-enable-chunked-prefill", [], False),
-    ("--long-prefill-token-threshold", ["64"], 64), ("--max-num-partial-prefills", ["2"], 2),
-    ("--scheduling-policy", ["priority"], "priority"), ("--async-scheduling", [], True),
-    ("--stream-interval", ["4"], 4), ("--scheduler-cls", ["m:C"], "m:C"),
-    ("--watermark", ["0.1"], 0.1), ("--performance-mode", [], "throughput"),
-    ("--performance-mode", ["interactivity"], "interactivity"),
-    ("--quantization", ["gguf"], "gguf"), ("-q", ["awq"], "awq"),
-    ("--speculative-config", ['{"method":"ngram"}'], {"method": "ngram"}),
-    ("--spec-tokens", ["5"], 5), ("--enable-lora", [], True), ("--max-loras", ["4"], 4),
-    ("--max-lora-rank", ["64"], 64), ("--lora-modules", ["a=b"], ["a=b"]),
-    ("--attention-backend", ["CPU_ATTN"], "CPU_ATTN"), ("--enforce-eager", [], True),
-    ("--optimization-level", ["3"], 3), ("-O3", [], 3), ("-O=3", [], 3), ("-O", ["3"], 3),
-    ("--compilation-config", ['{"mode":3}'], {"mode": 3}),
-    ("--cudagraph-capture-sizes", ["1", "2"], [1, 2]), ("--moe-backend", ["x"], "x"),
-    ("--reasoning-parser", ["qwen3"], "qwen3"), ("--enable-auto-tool-choice", [], True),
-    ("--tool-call-parser", ["hermes"], "hermes"),
-    ("--structured-outputs-config", ["{}"], {}), ("--chat-template", ["t"], "t"),
-    ("--chat-template-content-format", ["openai"], "openai"),
-    ("--default-chat-template-kwargs", ['{"a":1}'], {"a": 1}),
-    ("--trust-request-chat-template", [], True), ("--response-role", ["bot"], "bot"),
-    ("--kv-transfer-config", ["{}"], {}), ("--kv-events-config", ["{}"], {}),
-    ("--host", ["h"], "h"), ("--port", ["1"], 1), ("--uds", ["u"], "u"),
-    ("--api-key", ["a", "b"], ["a", "b"]), ("--ssl-keyfile", ["k"], "k"),
-    ("--allowed-origins", ['["x"]'], ["x"]), ("--root-path", ["/p"], "/p"),
-    ("--disable-fastapi-docs", [], True), ("--uvicorn-log-level", ["debug"], "debug"),
-    ("--enable-request-id-headers", [], True), ("--sse-keep-alive-interval", ["5"], 5),
-    ("--enable-log-requests", [], True), ("--max-log-len", ["5"], 5),
-    ("--shutdown-timeout", ["5"], 5), ("--enable-prompt-tokens-details", [], True),
-    ("--otlp-traces-endpoint", ["u"], "u"), ("--enable-opentelemetry", [], True),
-    ("--collect-detailed-traces", ["all"], ["all"]), ("--disable-log-stats", [], True),
-    ("--profiler-config", ['{"enabled":true}'], {"enabled": True}),
-    ("--custom-histogram-buckets", ['{"a":[1]}'], {"a": [1]}),
-    ("--additional-config", ["{}"], {}), ("--device", ["cpu"], "cpu"),
-    ("--fail-on-environ-validation", [], True),
-]  # fmt: skip
+ROWS = [tuple(line.split(maxsplit=2)) for line in FLAGS.strip().splitlines()]
+CONFIGS = [*config_classes().values(), FrontendArgs]
+
+# Type of the reference -> (words after the flag, the value they must give).
+SAMPLES = {
+    "str": [("x", "x"), ("None", None)], "int": [("7", 7)], "float": [("0.5", 0.5)],
+    "int*": [("4096", 4096), ("4k", 4000), ("4K", 4096), ("1.5k", 1500), ("1M", 1 << 20)],
+    "json": [('{"a": {"b": [1, "c"]}}', {"a": {"b": [1, "c"]}})],
+    "str+": [("a", ["a"]), ("a b", ["a", "b"])], "int+": [("1 2", [1, 2])],
+    "bool|str": [("", True), ("x", "x")],
+}  # fmt: skip
 
 
 def parse(*words: str) -> dict[str, object]:
-    return vars(make_parser().parse_args(list(words)))
+    return vars(serve.make_parser().parse_args(list(words)))
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -104,34 +43,154 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("flag", "words", "expected"), FLAGS, ids=lambda x: str(x)[:40])
-def test_every_flag_parses(flag: str, words: list[str], expected: object) -> None:
-    values = parse(flag, *words)
-    values.pop("model_tag", None)
-    assert list(values.values()) == [expected]
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as info:
+        parse(*words)
+    assert info.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    return serve.make_parser()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[:2])[:60])
+def test_every_flag_of_the_reference_parses(
+        parser: argparse.ArgumentParser, row: tuple[str, str, str]) -> None:
+    names, kind, _ = row
+    key = names.split(",")[0][2:].replace("-", "_")
+    for name in names.split(","):
+        if kind == "bool":
+            cases = [(name, [], True), (f"--no-{key.replace('_', '-')}", [], False)]
+        else:
+            samples = SAMPLES.get(kind) or [(word, word) for word in kind.split("|")]
+            cases = [(name, words.split() if kind != "json" else [words], value)
+                     for words, value in samples]
+        for option, words, value in cases:
+            if key == "attention_backend" and words == ["None"]:
+                continue
+            given = vars(parser.parse_args([option, *words]))
+            given.pop("model_tag", None)
+            assert given == {key: value}, option
+            if words and kind not in ("str+", "int+", "bool|str"):
+                given = vars(parser.parse_args([f"{option}={words[0]}"]))
+                assert given.get(key) == value, f"{option}={words[0]}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[:2])[:60])
+def test_defaults_are_those_of_the_reference(row: tuple[str, str, str]) -> None:
+    names, _, text = row
+    key = names.split(",")[0][2:].replace("-", "_")
+    config = next(c for c in CONFIGS if key in flags_of(c))
+    try:
+        expected = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        expected = text
+    if text != "-":
+        assert getattr(config(), key) == OUR_DEFAULTS.get(key, expected)
+
+
+def other_value(key: str, kind: str, default: object) -> object:
+    """A value of the flag's type that is not its default."""
+    values = {"bool": True, "str": "x", "int": 7, "int*": 7, "float": 0.5, "json": {"a": 1},
+              "str+": ["a"], "int+": [7]}
+    return (not default) if kind == "bool" else values[kind]
+
+
+@pytest.mark.parametrize(("config", "key"), [
+    (c, key) for c in CONFIGS for key, spec in flags_of(c).items() if not spec.is_supported])
+def test_missing_features_are_refused_in_one_line(config: type, key: str) -> None:
+    spec, default = flags_of(config)[key], getattr(config(), key)
+    option = "--" + key.replace("_", "-")
+    if default is True:   # a missing feature that would be switched off is no feature
+        assert make_config(config, {key: True})
+        return
+    with pytest.raises(ConfigError) as info:
+        make_config(config, {key: other_value(key, spec.kind, default)})
+    assert str(info.value).startswith(f"{option}: ")
+    assert "is not supported by this build yet; leave the flag out." in str(info.value)
+    assert "\n" not in str(info.value)
+    assert make_config(config, {key: default}) == config()
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["-tp", "2"], "--tensor-parallel-size: tensor parallelism"),
+    (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8: a quantized KV cache"),
+    (["--device", "cuda"], "--device cuda: another device than the CPU"),
+    (["--speculative-config.method", "ngram"], "--speculative-config: speculative decoding"),
+    (["--load-format", "bitsandbytes"], "--load-format bitsandbytes: this kind of weights"),
+    (["--runner", "pooling"], "--runner pooling: another use than generating text"),
+    (["--task", "embed"], "--task embed: another task"),
+    (["--tokenizer-mode", "mistral"], "--tokenizer-mode mistral"),
+    (["--model-impl", "transformers"], "--model-impl transformers"),
+    (["-cc.cudagraph_mode", "NONE"], "--compilation-config: torch compilation"),
+    (["--prefix-caching-hash-algo", "xxhash"], "--prefix-caching-hash-algo xxhash")])
+def test_missing_values_are_refused_with_what_there_is(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match="not supported by this build yet") as info:
+        EngineArgs.from_cli_args(serve.make_parser().parse_args(words)).create_engine_config()
+    assert str(info.value).startswith(message)
+
+
+@pytest.mark.parametrize("values", [
+    {"async_scheduling": False}, {"enable_lora": False}, {"tensor_parallel_size": 1},
+    {"data_parallel_address": "127.0.0.1"}, {"hf_overrides": None}, {"compilation_config": None},
+    {"structured_outputs_config": {}}, {"quantization": None}])
+def test_saying_what_is_so_anyway_is_fine(values: dict[str, object]) -> None:
+    assert build(values) == build({})
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"max_num_seqs": "5"}, r"--max-num-seqs is '5': Expected `int"),
+    ({"enforce_eager": 1}, r"--enforce-eager is 1: Expected `bool`"),
+    ({"hf_overrides": [1]}, r"--hf-overrides is \[1\]: Expected `object`"),
+    ({"dtype": "int8"}, r"--dtype is 'int8'; it must be auto, half, .* or float32\."),
+    ({"custom_histogram_buckets": 3}, r"--custom-histogram-buckets is 3")])
+def test_values_of_the_wrong_type_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(values)
+
+
+# ---- rules -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("text", "value"), [
     ("4096", 4096), ("1k", 1000), ("1K", 1024), ("25.6k", 25600), ("2m", 2_000_000),
-    ("2M", 2 << 20), ("1g", 10**9), ("1T", 1 << 40)])
+    ("2M", 2 << 20), ("1g", 10**9), ("1T", 1 << 40), ("-1", -1)])
 def test_human_readable_integers(text: str, value: int) -> None:
     assert human_int(text) == value
 
 
+@pytest.mark.parametrize("text", ["", "k", "1x", "1.5", "1.0005k", "1e3", "infk", "nank"])
+def test_human_readable_integers_that_are_wrong(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="whole number"):
+        human_int(text)
+
+
 def test_a_fraction_with_a_binary_suffix_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "25.6k" in refusal(capsys, "--max-num-batched-tokens", "25.6K")
+    assert "did you mean 25.6k?" in refusal(capsys, "--max-num-batched-tokens", "25.6K")
 
 
-def test_underscores_and_dashes_are_the_same() -> None:
+@pytest.mark.parametrize("words", [["--max-model-len", "-1"], ["--max-model-len=auto"],
+                                   ["--max_model_len", "auto"]])
+def test_length_can_be_left_to_the_memory(words: list[str]) -> None:
+    assert parse(*words)["max_model_len"] == "auto"
+
+
+def test_underscores_and_dashes_are_the_same_before_the_first_dot() -> None:
     assert parse("--max_model_len", "8")["max_model_len"] == 8
+    assert parse("--hf_overrides.a_b-c=1")["hf_overrides"] == {"a_b-c": 1}
 
 
-def test_dotted_json_merges_and_appends() -> None:
+def test_dotted_json_merges_and_appends(capsys: pytest.CaptureFixture[str]) -> None:
     values = parse("--hf-overrides.rope.factor", "2", "--hf-overrides.rope.type=linear",
                    "--hf-overrides.list+", "1,2k", "--hf_overrides.list+=3",
                    "--hf-overrides", '{"list": [4], "x_y": null}')
     assert values["hf_overrides"] == {
         "rope": {"factor": 2, "type": "linear"}, "list": [1, 2000, 3, 4], "x_y": None}
+    assert capsys.readouterr().err == ""
+    assert parse("--hf-overrides.a", "1", "--hf-overrides.a=2")["hf_overrides"] == {"a": 2}
+    assert "Found duplicate keys --hf-overrides.a" in capsys.readouterr().err
 
 
 def test_short_names_take_dots() -> None:
@@ -139,19 +198,32 @@ def test_short_names_take_dots() -> None:
     assert parse("-sc.method", "ngram")["speculative_config"] == {"method": "ngram"}
 
 
-def test_none_means_null() -> None:
-    assert parse("--tokenizer", "None")["tokenizer"] is None
+@pytest.mark.parametrize("words", [["-O3"], ["-O=3"], ["-O", "3"], ["--optimization-level=3"]])
+def test_optimization_level(words: list[str]) -> None:
+    assert parse(*words)["optimization_level"] == 3
+
+
+def test_lists() -> None:
+    assert parse("--middleware", "a.B", "--middleware", "c.D")["middleware"] == ["a.B", "c.D"]
+    values = parse("m", "--api-key", "a", "b", "--allowed-origins", '["x", "y"]')
+    assert (values["model_tag"], values["api_key"]) == ("m", ["a", "b"])
+    assert values["allowed_origins"] == ["x", "y"]
+
+
+def test_a_bare_performance_mode_is_throughput() -> None:
+    assert parse("--performance-mode")["performance_mode"] == "throughput"
 
 
 def test_unknown_options_exit_with_2_and_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     message = refusal(capsys, "m", "--max-model-length", "5")
     assert "unrecognized arguments: --max-model-length 5" in message
     assert "did you mean --max-model-len?" in message
+    assert message.startswith("usage: vllm serve") and len(message.splitlines()) == 2
 
 
 def test_wrong_values_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "invalid choice: 'half8'" in refusal(capsys, "--dtype", "half8")
-    assert "--port" in refusal(capsys, "--port", "http")
+    assert "'http' is not an integer" in refusal(capsys, "--port", "http")
     assert "not JSON" in refusal(capsys, "--hf-overrides", "{a")
 
 
@@ -161,49 +233,103 @@ def test_the_last_of_two_equal_flags_wins_with_a_warning(
     assert "Found duplicate keys --seed" in capsys.readouterr().err
 
 
-def test_config_file(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text("model: from-file\nmax_model_len: 2k\nenable-prefix-caching: false\n"
-                    "hf-overrides: {a: 1}\nserved-model-name: [x, y]\nenforce-eager: true\n")
-    values = parse("--config", str(file))
+# ---- the file --------------------------------------------------------------------------------
+
+
+def write(tmp_path: Path, text: str) -> str:
+    (tmp_path / "a.yaml").write_text(text)
+    return str(tmp_path / "a.yaml")
+
+
+def test_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "model: from-file\nmax_model_len: 2k\nenable-prefix-caching: false\n"
+                 "hf-overrides: {a: 1, b: -2}\nserved-model-name: [x, y]\nenforce-eager: true\n"
+                 "allowed-origins: ['*']\nseed: -3\nperformance-mode: false\n")
+    values = parse("--config", file)
     assert values == {
         "model": "from-file", "max_model_len": 2000, "enable_prefix_caching": False,
-        "hf_overrides": {"a": 1}, "served_model_name": ["x", "y"], "enforce_eager": True}
-    values = parse("given", "--config", str(file), "--max-model-len", "7")
-    assert (values["model_tag"], values["max_model_len"]) == ("given", 7)
-    assert "duplicate" not in capsys.readouterr().err
+        "hf_overrides": {"a": 1, "b": -2}, "served_model_name": ["x", "y"], "enforce_eager": True,
+        "allowed_origins": ["*"], "seed": -3} | (
+            {"model_tag": None} if "model_tag" in values else {})
+    line = serve.parse("serve", [f"--config={file}", "--max-model-len", "7", "given",
+                                 "--hf-overrides.b", "5", "--enable-prefix-caching"])
+    args = line.engine_args
+    assert (args.model, args.max_model_len, args.seed) == ("given", 7, -3)
+    assert args.hf_overrides == {"a": 1, "b": 5}
+    assert args.enable_prefix_caching is True
+    assert {"seed", "served_model_name"} <= set(line.origins)
+    assert not {"max_model_len", "model", "enable_prefix_caching"} & set(line.origins)
+    assert "Found duplicate keys --seed" not in capsys.readouterr().err
 
 
-def test_config_file_must_be_yaml(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_file_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "must end in .yaml" in refusal(capsys, "--config", str(tmp_path / "a.json"))
-    (tmp_path / "l.yaml").write_text("- a\n")
-    assert "mapping" in refusal(capsys, "--config", str(tmp_path / "l.yaml"))
+    assert "can't be read" in refusal(capsys, "--config", str(tmp_path / "none.yaml"))
+    assert "mapping" in refusal(capsys, "--config", write(tmp_path, "- a\n"))
+    assert "can't be read" in refusal(capsys, "--config", write(tmp_path, "a: [\n"))
+    assert "can't be read" in refusal(
+        capsys, "--config", write(tmp_path, "a: !!python/object/apply:os.getcwd []\n"))
+    assert "--max-seqs" in refusal(capsys, "--config", write(tmp_path, "max_seqs: 4\n"))
+    file = write(tmp_path, "seed: 1\n")
+    assert "given twice" in refusal(capsys, "--config", file, "--config", file)
+    assert "needs a YAML file" in refusal(capsys, "--config")
+
+
+# ---- the model -------------------------------------------------------------------------------
+
+
+def test_the_model_as_a_flag_is_an_older_form(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(serve.logger, "warning", lambda text, *args: warnings.append(text % args))
+    assert serve.parse("serve", ["--model", "m"]).engine_args.model == "m"
+    assert warnings == ["--model is an older form: write `vllm serve m`"]
+    assert serve.parse("serve", ["a", "--model=b"]).engine_args.model == "a"
+    assert len(warnings) == 1
+
+
+def test_served_names_need_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve.parse("serve", ["--served-model-name", "x"])
+    assert "no model was given" in capsys.readouterr().err
+    file = write(tmp_path, "seed: 1\n")
+    assert serve.parse("serve", ["--served-model-name", "x", "--config", file])
+
+
+# ---- help ------------------------------------------------------------------------------------
 
 
 def test_help_lists_groups_flags_and_matches(capsys: pytest.CaptureFixture[str]) -> None:
-    def shown(*words: str) -> str:
-        with pytest.raises(SystemExit) as info:
-            parse(*words)
-        assert info.value.code == 0
-        return capsys.readouterr().out
-
-    assert "SchedulerConfig" in shown("--help") and "--max-num-seqs" not in shown("--help")
-    assert "--max-num-seqs" in shown("--help=all")
-    group = shown("--help=cacheconfig")
+    text = shown(capsys, "--help")
+    assert "SchedulerConfig" in text and "--max-num-seqs" not in text
+    assert shown(capsys, "-h") == text
+    everything = shown(capsys, "--help=all")
+    assert all(row[0].split(",")[0] in everything for row in ROWS)
+    group = shown(capsys, "--help=cacheconfig")
     assert "--block-size" in group and "--max-num-seqs" not in group
-    found = shown("--help=max-num")
+    found = shown(capsys, "--help=max_num")
     assert "--max-num-batched-tokens" in found and "--block-size" not in found
+    assert "no flag or group matches 'qqq'" in shown(capsys, "--help=qqq")
 
 
-@pytest.mark.parametrize("words", [
-    ["--tensor-parallel-size", "2"], ["--enable-lora"], ["--speculative-config.method", "ngram"],
-    ["--enable-sleep-mode"], ["--kv-transfer-config", '{"kv_role": "kv_both"}'],
-    ["--reasoning-parser", "qwen3"], ["--limit-mm-per-prompt", '{"image": 1}'],
-    ["--otlp-traces-endpoint", "http://x"], ["--trust-remote-code"], ["-tp", "2"]])
-def test_features_that_are_missing_are_refused_by_name(words: list[str]) -> None:
-    args = EngineArgs.from_cli_args(make_parser().parse_args(words))
-    with pytest.raises(ConfigError, match=r"^--[a-z-]+: .* is not supported by this build yet"):
-        args.create_engine_config()
+def test_every_flag_has_help() -> None:
+    assert not [a.option_strings for a in serve.make_parser()._actions if not a.help]
+
+
+# ---- EngineArgs ------------------------------------------------------------------------------
+
+
+def test_engine_args_are_a_dataclass_of_every_engine_flag() -> None:
+    assert is_dataclass(EngineArgs)
+    names = [f.name for f in fields(EngineArgs)]
+    assert names[0] == "model"
+    flags = {name for config in config_classes().values() for name in flags_of(config)}
+    assert set(names) == flags and len(names) == len(flags)
+    copy = EngineArgs(**asdict(EngineArgs("m", max_num_seqs=3)))
+    assert (copy.model, copy.max_num_seqs, copy.seed) == ("m", 3, 0)
+    assert "hf_secret" not in repr(EngineArgs(hf_token="hf_secret"))
+    EngineArgs("m").hf_overrides["a"] = 1
+    assert EngineArgs("m").hf_overrides == {}
 
 
 def test_engine_args_refuse_unknown_names() -> None:
@@ -211,15 +337,51 @@ def test_engine_args_refuse_unknown_names() -> None:
         EngineArgs("m", max_model_length=5)
 
 
-def test_every_flag_has_help() -> None:
-    parser: FlagParser = make_parser()
-    without = [a.option_strings for a in parser._actions if not a.help]
-    assert not without
+def test_engine_flags_on_another_parser() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mine", default=1)
+    args = EngineArgs.add_cli_args(parser).parse_args(
+        ["--max-num-seqs", "3", "--model", "m", "--hf-overrides", '{"a": 1}'])
+    assert (args.mine, args.max_num_seqs, args.seed, args.dtype) == (1, 3, 0, "auto")
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    assert (engine_args.model, engine_args.hf_overrides) == ("m", {"a": 1})
+    assert engine_args.enable_log_requests is False
 
 
 def test_json_round_trip_of_a_resolved_config() -> None:
-    from vllm.config import VllmConfig
-
-    config = EngineArgs(max_model_len=64, max_num_seqs=2).create_engine_config("server")
-    assert VllmConfig.from_json(config.to_json()) == config
+    config = EngineArgs(max_model_len=64, max_num_seqs=2, hf_overrides={"x": [1, None, "y"]},
+                        custom_histogram_buckets={"a": [0.5, 1.0]}).create_engine_config("server")
+    again = VllmConfig.from_json(config.to_json())
+    assert again == config
+    assert isinstance(again.model_config.arch.attention_windows, tuple)
     assert json.loads(config.to_json())["model_config"]["max_model_len"] == 64
+
+
+# ---- any words at all ------------------------------------------------------------------------
+
+OPTIONS = [name for row in ROWS for name in row[0].split(",")]
+WORDS = st.one_of(
+    st.sampled_from(OPTIONS), st.sampled_from(["--help", "-h", "-O", "--", "-", "", "m"]),
+    st.builds("{}={}".format, st.sampled_from(OPTIONS), st.text(max_size=8)),
+    st.builds("{}.{}".format, st.sampled_from(OPTIONS), st.text(max_size=6)),
+    st.text(max_size=10), st.sampled_from(["{}", "[]", "1k", "None", '{"a": {"b": 1}}', "1e999"]))
+
+
+@settings(max_examples=300, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(WORDS, max_size=6))
+def test_any_command_line_parses_or_exits_cleanly(
+        words: list[str], parser: argparse.ArgumentParser,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        values = vars(parser.parse_args(words))
+    except SystemExit as error:
+        assert error.code in (0, 2)
+        capsys.readouterr()
+        return
+    try:
+        build(values)
+        make_config(FrontendArgs, values)
+    except ConfigError as error:
+        assert "\n" not in str(error).replace("\\n", "")
+    capsys.readouterr()

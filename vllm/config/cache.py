@@ -26,8 +26,7 @@ class CacheConfig:
     kv_cache_dtype: str = flag(
         "auto", "type of keys and values; auto: float32 with --dtype float32, else float16",
         choices=KV_DTYPES, feature="a quantized KV cache", missing=QUANTIZED_KV_DTYPES)
-    kv_cache_dtype_skip_layers: list[str] | None = later(
-        None, "a quantized KV cache", kind=STR_LIST)
+    kv_cache_dtype_skip_layers: list[str] = later([], "a quantized KV cache", kind=STR_LIST)
     calculate_kv_scales: bool = later(False, "a quantized KV cache")
     num_gpu_blocks_override: int | None = flag(
         None, "number of KV blocks, whatever fits", kind=INT)
@@ -40,7 +39,7 @@ class CacheConfig:
     prefix_cache_retention_interval: int = later(0, "checkpoints of window caches")
     swap_space: float | None = flag(
         None, "GiB for swapped requests of the older engine; has no effect", kind=FLOAT,
-        outdated="preempted requests are recomputed, nothing is swapped")
+        note="preempted requests are recomputed, nothing is swapped")
     cpu_offload_gb: float = later(0.0, "weight offloading")
     cpu_offload_params: list[str] | None = later(None, "weight offloading", kind=STR_LIST)
     offload_backend: str = later("auto", "weight offloading", choices=("auto", "uva", "prefetch"))

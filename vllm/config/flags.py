@@ -41,8 +41,8 @@ class Flag:
     """Set if this build lacks it: the feature that the flag, or a choice in `missing`, needs."""
     missing: tuple[str, ...] = ()
     """Choices of vLLM that are refused until the feature is there."""
-    outdated: str | None = None
-    """Set for an older form: what to know or to write instead."""
+    note: str | None = None
+    """What the log says when the flag is given: an older form, or one without an effect."""
     is_repeatable: bool = False
     """A list flag that may be given several times, with more values each time."""
 
@@ -55,11 +55,11 @@ class Flag:
 def flag(
     default: Any, meaning: str, *, kind: str | None = None, choices: tuple[str, ...] | None = None,
     short: tuple[str, ...] = (), aliases: tuple[str, ...] = (), feature: str | None = None,
-    missing: tuple[str, ...] = (), outdated: str | None = None, is_repeatable: bool = False,
+    missing: tuple[str, ...] = (), note: str | None = None, is_repeatable: bool = False,
 ) -> Any:
     """A field with a flag of the same name."""
     return _field(default, Flag(kind or _kind(default), meaning, choices, short, aliases, feature,
-                                missing, outdated, is_repeatable))
+                                missing, note, is_repeatable))
 
 
 def later(
@@ -92,9 +92,11 @@ def make_config(config: type[T], values: Mapping[str, Any]) -> T:
         default, value = getattr(defaults, name), values.get(name)
         if value is None or (value == default and type(value) is type(default)):
             continue
+        if value is False and not spec.is_supported:
+            continue  # "auto" or off: without the feature it is off
         given[name] = _checked(name, spec, _converted(name, value, fields[name].type))
-        if spec.outdated:
-            logger.warning("%s is an older form: %s", option_of(name), spec.outdated)
+        if spec.note:
+            logger.warning("%s: %s", option_of(name), spec.note)
     return config(**given)
 
 

@@ -21,7 +21,7 @@ class ModelConfig:
                          choices=("auto", "none", "embed", "classify"))
     task: str | None = flag(
         None, "older form of --runner", kind=STR, choices=("auto", "generate"),
-        feature="another task than generating text", outdated="use --runner",
+        feature="another task than generating text", note="an older form, use --runner",
         missing=("embed", "classify", "score", "reward", "transcription"))
     tokenizer: str | None = flag(None, "folder or hub id of the tokenizer; default: the model",
                                  kind=STR)
@@ -33,7 +33,9 @@ class ModelConfig:
     tokenizer_revision: str | None = flag(
         None, "branch, tag or commit of the tokenizer on the hub", kind=STR)
     code_revision: str | None = later(None, "code from the model's repository", kind=STR)
-    trust_remote_code: bool = later(False, "running code from the model's repository")
+    trust_remote_code: bool = flag(
+        False, "allow code of the model's repository; none is ever run",
+        note="no code of a repository is run; the models of this build need none")
     dtype: str = flag("auto", "precision; auto is the checkpoint's own", choices=DTYPES)
     seed: int = flag(0, "seed of requests without one, with the LLM class")
     hf_config_path: str | None = flag(None, "folder with the config.json to use", kind=STR)

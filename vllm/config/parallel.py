@@ -20,14 +20,14 @@ class ParallelConfig:
     data_parallel_rank: int | None = later(None, "data parallelism", kind=INT, short=("-dpn",))
     data_parallel_start_rank: int | None = later(
         None, "data parallelism", kind=INT, short=("-dpr",))
-    data_parallel_address: str | None = later(None, "data parallelism", kind=STR, short=("-dpa",))
-    data_parallel_rpc_port: int | None = later(None, "data parallelism", kind=INT, short=("-dpp",))
+    data_parallel_address: str = later("127.0.0.1", "data parallelism", short=("-dpa",))
+    data_parallel_rpc_port: int = later(29550, "data parallelism", short=("-dpp",))
     data_parallel_backend: str = later("mp", "data parallelism", choices=("mp", "ray"),
                                        short=("-dpb",))
     data_parallel_hybrid_lb: bool = later(False, "data parallelism", short=("-dph",))
     data_parallel_external_lb: bool = later(False, "data parallelism", short=("-dpe",))
     data_parallel_multi_port_external_lb: bool = later(False, "data parallelism", short=("-dpm",))
-    data_parallel_supervisor_port: int | None = later(None, "data parallelism", kind=INT)
+    data_parallel_supervisor_port: int = later(9256, "data parallelism")
     dp_supervisor_probe_interval_s: float = later(5.0, "data parallelism")
     dp_supervisor_probe_timeout_s: float = later(5.0, "data parallelism")
     dp_supervisor_probe_failure_threshold: int = later(3, "data parallelism")
@@ -37,7 +37,7 @@ class ParallelConfig:
     master_addr: str = later("127.0.0.1", "several nodes")
     master_port: int = later(29501, "several nodes")
     enable_expert_parallel: bool = later(False, "expert parallelism", short=("-ep",))
-    all2all_backend: str | None = later(None, "expert parallelism", kind=STR)
+    all2all_backend: str = later("allgather_reducescatter", "expert parallelism")
     enable_eplb: bool = later(False, "expert parallelism")
     eplb_config: dict[str, Any] | None = later(None, "expert parallelism", kind=JSON)
     expert_placement_strategy: str = later("linear", "expert parallelism",

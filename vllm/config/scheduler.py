@@ -28,10 +28,10 @@ class SchedulerConfig:
     long_prefill_token_threshold_adaptive: bool = later(False, "an adaptive prefill cap")
     max_num_partial_prefills: int = flag(
         1, "prompts in work at once, in older releases; has no effect",
-        outdated="as many prompts are in work as the step's budget holds")
+        note="as many prompts are in work as the step's budget holds")
     max_long_partial_prefills: int = flag(
         1, "long prompts in work at once, in older releases; has no effect",
-        outdated="--long-prefill-token-threshold keeps room for short prompts")
+        note="--long-prefill-token-threshold keeps room for short prompts")
     scheduling_policy: str = flag("fcfs", "order of waiting requests",
                                   choices=("fcfs", "priority"))
     async_scheduling: bool | None = later(None, "scheduling ahead of the output", kind=BOOL)

@@ -33,7 +33,8 @@ def main(argv: list[str] | None = None) -> None:
     elif command in MISSING:
         sys.exit(f"vllm {command}: not supported by this build yet")
     else:
-        print(f"vllm: unknown command {command!r}\n\n{_help()}", file=sys.stderr)
+        print(f"vllm: unknown command {command!r}{_close_to(command)}\n\n{_help()}",
+              file=sys.stderr)
         sys.exit(2)
 
 
@@ -48,6 +49,13 @@ def _run(command: str, args: list[str]) -> None:
         # The reader of our output is gone (`vllm check | head`); nothing more can be flushed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _close_to(command: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(command, COMMANDS, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _help() -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from vllm import envs
 from vllm.config.flags import INT, JSON, STR, STR_LIST, flag, flags_of, later, make_config
 from vllm.exceptions import ConfigError
 
@@ -53,11 +54,12 @@ class FrontendArgs:
     enable_log_requests: bool = flag(False, "log id and parameters of each request")
     disable_log_requests: bool = flag(
         False, "older form: requests are not logged unless asked for",
-        outdated="leave it out, requests are not logged unless --enable-log-requests is given")
+        note="an older form, requests are not logged unless --enable-log-requests is given")
     enable_log_outputs: bool = flag(False, "log what was generated; needs --enable-log-requests")
     enable_log_deltas: bool = flag(True, "log streamed parts as well")
     max_log_len: int | None = flag(None, "most characters of a prompt in the log", kind=INT)
-    log_error_stack: bool = flag(False, "log the stack of request errors")
+    log_error_stack: bool = flag(
+        envs.VLLM_SERVER_DEV_MODE, "log the stack of request errors; on with VLLM_SERVER_DEV_MODE")
     fingerprint_mode: str = flag("full", "system_fingerprint of responses",
                                  choices=("full", "hash", "custom", "none"))
     fingerprint_value: str | None = flag(None, "the custom fingerprint", kind=STR)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 CODE = """
 from vllm.logger import init_logger, set_process_name
@@ -35,6 +36,24 @@ def test_level_prefix_and_process_name() -> None:
     text = run('set_process_name("APIServer")', VLLM_LOGGING_LEVEL="DEBUG",
                VLLM_LOGGING_PREFIX="[prod] ")
     assert re.match(r"\[prod\] \(APIServer pid=\d+\) DEBUG .* quiet", text)
+
+
+def test_lines_are_of_the_caller_and_once_each(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("from vllm.logger import init_logger\nlogger = init_logger('vllm.y')\n"
+                    "for i in (1, 1, 2):\n    logger.info_once('number %d', i)\n"
+                    "logger.debug_once('quiet')\n")
+    result = subprocess.run([sys.executable, str(file)], text=True, capture_output=True,
+                            check=False, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    ends = [line.split("[", 1)[1] for line in result.stdout.splitlines()]
+    assert ends == ["module.py:4] number 1", "module.py:4] number 2"]
+
+
+def test_a_traceback_keeps_the_head_on_each_line() -> None:
+    lines = run("try: 1/0\nexcept ZeroDivisionError: logger.exception('failed')").splitlines()
+    trace = [line for line in lines if line.startswith("ERROR")]
+    assert trace[0].endswith("failed") and trace[-1].endswith("ZeroDivisionError: division by zero")
+    assert all(re.match(r"ERROR \d\d-\d\d ", line) for line in trace)
 
 
 def test_colour() -> None:

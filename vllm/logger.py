@@ -6,9 +6,9 @@ processes write and after VLLM_LOGGING_PREFIX. Prompts and answers are never log
 
 import json
 import logging
-import logging.config
 import os
 import sys
+from collections.abc import Hashable
 from functools import lru_cache
 
 from vllm import envs
@@ -37,18 +37,22 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, {})
 
-    def warning_once(self, message: str) -> None:
+    def warning_once(self, message: str, *args: Hashable) -> None:
         """Warn, but only the first time in this process."""
-        _log_once(self, logging.WARNING, message)
+        _log_once(self.logger.name, logging.WARNING, message, args)
 
-    def info_once(self, message: str) -> None:
+    def info_once(self, message: str, *args: Hashable) -> None:
         """Inform, but only the first time in this process."""
-        _log_once(self, logging.INFO, message)
+        _log_once(self.logger.name, logging.INFO, message, args)
+
+    def debug_once(self, message: str, *args: Hashable) -> None:
+        """For debugging, but only the first time in this process."""
+        _log_once(self.logger.name, logging.DEBUG, message, args)
 
 
 @lru_cache(maxsize=1024)
-def _log_once(logger: Logger, level: int, message: str) -> None:
-    logger.log(level, message, stacklevel=4)
+def _log_once(name: str, level: int, message: str, args: tuple[Hashable, ...]) -> None:
+    logging.getLogger(name).log(level, message, *args, stacklevel=3)
 
 
 class LineFormatter(logging.Formatter):
@@ -97,6 +101,8 @@ def _use_color(is_terminal: bool) -> bool:
 
 
 def _load_config_file(path: str) -> None:
+    import logging.config  # with its handlers as costly as the rest of the logger together
+
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()

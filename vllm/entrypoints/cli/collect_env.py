@@ -4,11 +4,10 @@ import importlib.metadata
 import os
 import platform
 import sys
-from pathlib import Path
 
 from vllm import envs
-from vllm.utils.memory import memory_limit
-from vllm.utils.threads import compute_cpus, format_cpus
+from vllm.platforms import current_platform
+from vllm.utils.threads import format_cpus
 from vllm.version import __version__
 
 _PACKAGES = ("numpy", "msgspec", "pyzmq", "tokenizers", "jinja2", "fastapi", "uvicorn", "uvloop",
@@ -45,10 +44,9 @@ def report() -> dict[str, dict[str, object]]:
 
 
 def _cpu() -> dict[str, object]:
-    threads, pinned = compute_cpus(
-        envs.VLLM_CPU_OMP_THREADS_BIND, envs.VLLM_CPU_NUM_OF_RESERVED_CPU)
+    threads, pinned = current_platform.compute_cpus()
     rows: dict[str, object] = {
-        "model": _cpuinfo("model name") or platform.machine(),
+        "model": current_platform.device_name(),
         "available": format_cpus(sorted(os.sched_getaffinity(0))),
         "compute threads": threads,
         "pinned to": format_cpus(list(pinned)) or "-",
@@ -62,17 +60,8 @@ def _cpu() -> dict[str, object]:
     return rows
 
 
-def _cpuinfo(key: str) -> str:
-    path = Path("/proc/cpuinfo")
-    for line in path.read_text().splitlines() if path.exists() else ():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return ""
-
-
 def _memory() -> dict[str, object]:
-    limit = memory_limit()
+    limit = current_platform.memory_limit()
     return {"usable": f"{limit.total / 2**30:.1f} GiB ({limit.source})",
             "free": f"{limit.available / 2**30:.1f} GiB"}
 

@@ -261,13 +261,13 @@ class AsyncLLM:
     # ---- the engine's side -------------------------------------------------------------------
 
     async def _start(self) -> EngineReady:
+        tokenizer = asyncio.to_thread(self.front_end.get_tokenizer)
         try:
-            ready = await self._client.wait_ready()
+            ready, _ = await asyncio.gather(self._client.wait_ready(), tokenizer)
         except VLLMError as error:
             self._dead_error = error
             raise
         self.front_end.inputs.limit_context(ready.max_request_tokens)
-        await asyncio.to_thread(self.front_end.get_tokenizer)
         for message in self.front_end.greeting():
             self._submit(message)
         self.ready = ready

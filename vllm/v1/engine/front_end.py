@@ -6,6 +6,7 @@ engine and takes its frames; which client carries them is its owner's affair.
 
 import itertools
 import secrets
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -61,11 +62,13 @@ class FrontEnd:
         )
         self.admission = AdmissionControl(vllm_config)
         self._next_number = itertools.count()
+        self._tokenizer_lock = threading.Lock()
         self._restart_times: list[float] = []
 
     def get_tokenizer(self) -> "Tokenizer | None":
-        """The model's tokenizer; None with --skip-tokenizer-init."""
-        return self._tokenizer
+        """The model's tokenizer; None with --skip-tokenizer-init. Any thread may ask first."""
+        with self._tokenizer_lock:
+            return self._tokenizer
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer | None":

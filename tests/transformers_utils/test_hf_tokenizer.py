@@ -12,6 +12,8 @@ from tests.transformers_utils.tokenizer_files import (
     CORPUS,
     PRE_TOKENIZERS,
     TEXTS,
+    gguf_of,
+    sentencepiece_model,
     trained,
     write_folder,
 )
@@ -46,6 +48,26 @@ def test_ids_and_text_equal_transformers(pre: str, tmp_path: Path) -> None:
     assert (ours.bos_token, ours.eos_token) == ("<s>", "</s>")
     ids = (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
     assert (ours.bos_token_id, ours.eos_token_id, ours.pad_token_id) == ids
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_sentencepiece_like_files_equal_transformers(architecture: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {} if architecture == "llama" else {"add_dummy_prefix": False}
+    spm = sentencepiece_model(tmp_path, **options)
+    changes: dict[str, Any] = {} if architecture == "llama" else {"add_space_prefix": False}
+    backend = get_tokenizer(
+        gguf_of(spm, architecture, **changes).write(tmp_path / "m.gguf")
+    ).backend
+    folder = write_folder(tmp_path, backend, unk_token="<unk>")
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    ours = get_tokenizer(folder)
+    broken = [spm.piece_to_id("<0xE4>"), spm.piece_to_id("<0xB8>"), spm.piece_to_id("<0xFF>")]
+    for text in [*TEXTS, *CORPUS[:6]]:
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode(text, False) == ids
+        for given in (ids, [1, *ids], [*ids, *broken]):
+            for skips in (True, False):
+                assert ours.decode(given, skips) == theirs.decode(given, skip_special_tokens=skips)
 
 
 def test_bos_is_never_doubled(tmp_path: Path) -> None:

@@ -112,6 +112,15 @@ def test_progress_is_shown(hub: FakeHub, tmp_path: Path) -> None:
     assert "100%" in run.stderr and "6/6" in run.stderr
 
 
+def test_files_can_be_left_out_and_the_progress_too(hub: FakeHub, tmp_path: Path) -> None:
+    arguments = "'org/model', ignore_patterns=['*.jinja', 'gen*'], show_progress=False"
+    run = call(hub, tmp_path, arguments)
+    assert {p.name for p in folder_of(run).iterdir()} == {
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
+    }  # fmt: skip
+    assert "%" not in run.stderr
+
+
 def test_download_dir_and_cache(hub: FakeHub, tmp_path: Path) -> None:
     place = tmp_path / "models"
     arguments = f"'org/model', download_dir={str(place)!r}"

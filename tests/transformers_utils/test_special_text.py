@@ -98,6 +98,22 @@ def test_guarded_text_gets_one_bos(ours: Ours) -> None:
     assert ids.count(0) == 1 and ids[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "before", "after"),
+    [({}, [], []), ({"add_bos_token": True}, [0], []),
+     ({"add_bos_token": True, "add_eos_token": True}, [0], [1])],
+)  # fmt: skip
+def test_plain_text_is_framed_like_any_other(
+    flags: dict[str, bool], before: list[int], after: list[int], tmp_path: Path
+) -> None:
+    ours = get_tokenizer(write_folder(tmp_path, trained("gpt-2"), **flags))
+    plain = ours.encode("<|end|>", False, allow_special=False)
+    assert ours.encode("<|end|>", allow_special=False) == [*before, *plain, *after]
+    guarded = f"<s>{ours.guard('<|end|>')}"
+    assert ours.encode_guarded(guarded, add_special_tokens=True) == [0, *plain, *after]
+    assert ours.encode_guarded(guarded) == [0, *plain]
+
+
 def sentencepiece_like(scheme: str) -> Tokenizer:
     """Merges that would spell </s> from its parts, and blanks marked as in Llama."""
     alphabet = sorted(set("abcdhelo wr</s>\u2581"))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -138,3 +139,48 @@ def changed(file: GGUF, changes: dict[str, Any]) -> GGUF:
         if value is not None:
             file.kvs[f"tokenizer.ggml.{key}"] = value
     return file
+
+
+def sentencepiece_model(folder: Path, **options: Any) -> sentencepiece.SentencePieceProcessor:
+    """A model with the settings of Llama 2, unless `options` say otherwise."""
+    settings: dict[str, Any] = {
+        "model_type": "bpe", "vocab_size": 700, "byte_fallback": True, "split_digits": True,
+        "normalization_rule_name": "identity", "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True, "character_coverage": 0.99,
+        "max_sentence_length": 10_000, "minloglevel": 2,
+    }  # fmt: skip
+    prefix = folder / "spm"
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(line for text in CORPUS for line in text.split("\n") if line),
+        model_prefix=str(prefix), **{**settings, **options},
+    )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+
+
+def gguf_of(spm: sentencepiece.SentencePieceProcessor, architecture: str, **changes: Any) -> GGUF:
+    """What a converter makes of it: user-defined pieces are written with real blanks."""
+    ids = range(spm.vocab_size())
+    types = [
+        2 if spm.is_unknown(i) else 3 if spm.is_control(i) else 6 if spm.is_byte(i) else 1
+        for i in ids
+    ]
+    tokens = [spm.id_to_piece(i) for i in ids]
+    for i, token in enumerate(tokens):
+        if types[i] == 1 and spm.get_score(i) == 0.0 and token in USER_DEFINED:
+            types[i] = 4
+            tokens[i] = token.replace("\u2581", " ")
+    kvs = {
+        "general.architecture": architecture,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [spm.get_score(i) for i in ids],
+        "tokenizer.ggml.token_type": Typed(5, types),
+        "tokenizer.ggml.bos_token_id": spm.bos_id(),
+        "tokenizer.ggml.eos_token_id": spm.eos_id(),
+        "tokenizer.ggml.unknown_token_id": spm.unk_id(),
+    }
+    return changed(GGUF(kvs), changes)
+
+
+USER_DEFINED = ["<table>", *(n * "\n" for n in range(1, 9)), *(n * "\t" for n in range(1, 9))]
+USER_DEFINED += [n * "\u2581" for n in range(2, 9)]

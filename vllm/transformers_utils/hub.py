@@ -8,7 +8,7 @@ branch to its commit once), and a failure is one line that says what to do.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,14 +32,20 @@ def resolve_model(
     revision: str | None = None,
     download_dir: str | None = None,
     token: str | bool | None = None,
+    *,
+    ignore_patterns: Sequence[str] = (),
+    show_progress: bool = True,
 ) -> str:
-    """The local folder or .gguf file of `model`; None means the embedded demo model."""
+    """The local folder or .gguf file of `model`; None means the embedded demo model.
+
+    Files of a hub repository that match `ignore_patterns` are not downloaded.
+    """
     local = _local_path(model)
     if local is not None or model is None:
         return str(local)
     match = _HUB_FILE.fullmatch(model)
     repo_id = match[1] if match else _checked_id(model)
-    hub = _Hub(repo_id, revision, download_dir, token)
+    hub = _Hub(repo_id, revision, download_dir, token, ignore_patterns, show_progress)
     return str(hub.gguf_file(match[2]) if match else hub.model_folder())
 
 
@@ -104,8 +110,12 @@ class _Hub:
         revision: str | None,
         download_dir: str | None,
         token: str | bool | None,
+        ignore_patterns: Sequence[str] = (),
+        show_progress: bool = True,
     ) -> None:
         self.repo_id = repo_id
+        self._ignored = [*_IGNORED, *ignore_patterns]
+        self._show_progress = show_progress
         self._options: dict[str, Any] = {
             "repo_id": repo_id,
             "revision": revision,
@@ -116,11 +126,14 @@ class _Hub:
     def snapshot(self, patterns: list[str]) -> Path:
         """The local folder with the matching files."""
         from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
 
+        if not self._show_progress:
+            disable_progress_bars()
         return Path(
             self._call(
                 lambda: snapshot_download(
-                    **self._options, allow_patterns=patterns, ignore_patterns=_IGNORED
+                    **self._options, allow_patterns=patterns, ignore_patterns=self._ignored
                 )
             )
         )

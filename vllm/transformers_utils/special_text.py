@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tokenizers
 
 MARK = "\ufdd0"
+_ANY_TEXT = "a 1."
 
 
 class SpecialText:
@@ -108,15 +110,23 @@ class SpecialText:
         return [i for piece in pieces if piece for i in run_encode(backend, piece, False)]
 
     def _framed(self, ids: list[int], add_special_tokens: bool) -> list[int]:
-        """`ids` between the tokens that the tokenizer puts around a text."""
+        """`ids` between the tokens that the tokenizer puts around a text, BOS once."""
         if not add_special_tokens:
             return ids
-        if ids and ids[0] == self._bos_token_id:
-            ids = ids[1:]
-        frame = self._backend.encode("", add_special_tokens=True).ids
-        is_end = [i for i, token_id in enumerate(frame) if token_id != self._bos_token_id]
-        split = is_end[0] if is_end else len(frame)
-        return [*frame[:split], *ids, *frame[split:]]
+        before, after = self._frame
+        if ids and before == [ids[0]] == [self._bos_token_id]:
+            before = []
+        return [*before, *ids, *after]
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """What is put before and behind a text."""
+        encoding = self._backend.encode(_ANY_TEXT, add_special_tokens=True)
+        ids, is_frame = encoding.ids, encoding.special_tokens_mask
+        if 0 not in is_frame:  # a vocabulary without any of these characters
+            return ids, []
+        first, last = is_frame.index(0), len(ids) - is_frame[::-1].index(0)
+        return ids[:first], ids[last:]
 
 
 def _marked(match: re.Match[str]) -> str:

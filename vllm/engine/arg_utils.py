@@ -188,7 +188,9 @@ def _resolve_paths(config: VllmConfig) -> tuple[str, str]:
 
     model, load = config.model_config, config.load_config
     token = model.hf_token if model.hf_token is not None else envs.HF_TOKEN
-    path = resolve_model(model.model, model.revision, load.download_dir, token)
+    path = resolve_model(
+        model.model, model.revision, load.download_dir, token,
+        ignore_patterns=load.ignore_patterns, show_progress=load.use_tqdm_on_load)
     if not model.tokenizer or model.tokenizer == model.model:
         return path, path
     return path, resolve_tokenizer(

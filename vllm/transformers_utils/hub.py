@@ -126,7 +126,7 @@ class _Hub:
     def snapshot(self, patterns: list[str]) -> Path:
         """The local folder with the matching files."""
         from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import disable_progress_bars
+        from huggingface_hub.utils.tqdm import disable_progress_bars
 
         if not self._show_progress:
             disable_progress_bars()

@@ -19,6 +19,7 @@ from tests.v1.engine.real_config import real_config, write_model
 from vllm import envs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import output_processor
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -218,3 +219,49 @@ async def test_64_streams_in_a_pool_that_preempts(
         engine.shutdown()
     assert results == right
     assert sum(preemptions) > 0, "the pool was meant to be too small"
+
+
+async def test_streams_continue_with_the_same_bits_on_a_new_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine process is killed twice while requests of every kind run."""
+    requests = [
+        Asked(
+            prompt=(*BEGINNINGS[i % 2][:20], i),
+            max_tokens=60,
+            temperature=(0.0, 0.8, 1.2)[i % 3],
+            top_p=(1.0, 0.9)[i % 2],
+            top_k=0,
+            penalty=(1.0, 1.3)[i // 2 % 2],
+            seed=i,
+            prompt_logprobs=(None, 1)[i % 2],
+        )
+        for i in range(12)
+    ]
+    right = [solo(folder, request) for request in requests]
+    monkeypatch.setattr(envs, "VLLM_ENABLE_V1_MULTIPROCESSING", True)
+    monkeypatch.setattr(output_processor, "MAX_ENGINE_DEATHS", 3)
+    engine = AsyncLLM(real_config(folder, max_model_len=CONTEXT, max_num_seqs=12))
+
+    async def stream(i: int) -> Any:
+        params = requests[i].params()
+        params.output_kind = RequestOutputKind.CUMULATIVE
+        outputs = [o async for o in engine.generate(list(requests[i].prompt), params, str(i))]
+        return numbers(outputs[-1])
+
+    async def kill(num_tokens: int) -> None:
+        states = engine.front_end.outputs.states
+        while len(states) < 12 or max(len(s.token_ids) for s in states.values()) < num_tokens:
+            await asyncio.sleep(0.001)
+        engine._client.process.process.kill()  # type: ignore[union-attr]
+        dead = engine._client.process  # type: ignore[union-attr]
+        while engine._client.process is dead:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+
+    try:
+        streams = asyncio.gather(*(stream(i) for i in range(12)))
+        await kill(3)
+        await kill(20)
+        assert await streams == right
+    finally:
+        engine.shutdown()

@@ -279,6 +279,7 @@ class AsyncLLM:
         while True:
             try:
                 await self._take(await self._client.get_output())
+                await asyncio.sleep(0)  # let consumers run even if the next frame is there already
             except EngineDeadError as error:
                 if not await self._recover(error):
                     return

@@ -175,6 +175,7 @@ class OutputProcessor:
                 wants_prompt=params.prompt_logprobs is not None,
             ),
             queue=queue,
+            kind=params.output_kind,
             stream_interval=params.stream_interval or self._stream_interval,
             stats=RequestStateStats(arrival_time=request.arrival_time),
         )

@@ -33,6 +33,7 @@ class RequestState:
     detokenizer: Detokenizer | None
     logprobs: LogprobsCollector
     queue: OutputQueue | None
+    kind: RequestOutputKind
     stream_interval: int
     stats: RequestStateStats
     token_ids: list[int] = field(default_factory=list)
@@ -65,16 +66,15 @@ class RequestState:
 
     def _detokenize(self, detokenizer: Detokenizer, output: EngineCoreOutput) -> str | None:
         entries = output.new_logprobs
-        last = len(output.new_token_ids) - 1
-        hides_last = (
-            output.finish_reason is FinishReason.STOP
-            and not self.request.sampling_params.include_stop_str_in_output
-        )
+        hidden = -1
+        if output.finish_reason is FinishReason.STOP:
+            is_shown = self.request.sampling_params.include_stop_str_in_output
+            hidden = -1 if is_shown else len(output.new_token_ids) - 1
         for position, token_id in enumerate(output.new_token_ids):
             if entries is not None:
                 self.logprobs.add_sample(entries[position], detokenizer.open_bytes)
             self.token_ids.append(token_id)
-            if hides_last and position == last:
+            if position == hidden:
                 return None
             stop = detokenizer.append(token_id)
             if stop is not None:
@@ -84,12 +84,12 @@ class RequestState:
 
     def is_due(self, is_finished: bool) -> bool:
         """True if an output should go to the user now."""
-        kind = self.request.sampling_params.output_kind
         if is_finished:
             return True
-        if kind is RequestOutputKind.FINAL_ONLY or len(self.token_ids) == self.num_sent:
+        num_new = len(self.token_ids) - self.num_sent
+        if num_new == 0 or self.kind is RequestOutputKind.FINAL_ONLY:
             return False
-        return self.num_sent == 0 or len(self.token_ids) - self.num_sent >= self.stream_interval
+        return self.num_sent == 0 or num_new >= self.stream_interval
 
     def make_output(
         self, reason: FinishReason | None, stop_reason: int | str | None
@@ -99,9 +99,8 @@ class RequestState:
         outputs = self.parent.gather(completion)
         if not outputs:
             return None
-        is_delta = self.request.sampling_params.output_kind is RequestOutputKind.DELTA
         prompt_logprobs = self.logprobs.prompt
-        if is_delta and self.has_sent_prompt_logprobs:
+        if self.has_sent_prompt_logprobs and self.kind is RequestOutputKind.DELTA:
             prompt_logprobs = None
         self.has_sent_prompt_logprobs = True
         return RequestOutput(
@@ -120,7 +119,7 @@ class RequestState:
     ) -> CompletionOutput:
         new_text = "" if self.detokenizer is None else self.detokenizer.take()
         sample = self.logprobs.sample
-        if self.request.sampling_params.output_kind is RequestOutputKind.DELTA:
+        if self.kind is RequestOutputKind.DELTA:
             text, token_ids = new_text, self.token_ids[self.num_sent :]
             sample = None if sample is None else sample[self.num_sent :]
         else:

@@ -173,7 +173,7 @@ def test_ids_with_gaps(tmp_path: Path) -> None:
 
 
 def test_long_texts_do_not_hold_the_interpreter(ours: Ours) -> None:
-    text = "hello world, this is a text of some length. " * 20_000
+    text = "hello world, this is a text of some length. " * 60_000
     thread = threading.Thread(target=ours.encode, args=(text,))
     longest = 0.0
     thread.start()

@@ -88,6 +88,26 @@ def test_too_small_a_cache_names_a_length_that_fits(model: str) -> None:
     assert resolve(model, kv_cache_memory_bytes=TOKEN_BYTES * 512, max_model_len=fits)
 
 
+def test_no_memory_at_all_says_where_it_went(model: str) -> None:
+    limit = MemoryLimit(total=GIB, available=GIB // 2, source="cgroup")
+    with pytest.raises(ConfigError) as info:
+        plan_memory(resolve(model), limit)
+    # 1024 tokens are 32 blocks, and one block is reserved.
+    needed = 33 * 32 * TOKEN_BYTES
+    assert "but 0.00 GiB are available (free memory: 0.50 GiB less 0.00 for" in str(info.value)
+    assert f"No request fits: give it more memory, with --kv-cache-memory-bytes {needed} " in str(
+        info.value)
+    assert resolve(model, kv_cache_memory_bytes=needed).cache_config.num_gpu_blocks == 33
+    with pytest.raises(ConfigError):
+        resolve(model, kv_cache_memory_bytes=needed - 1)
+
+
+def test_a_cache_larger_than_the_machine_is_refused(model: str) -> None:
+    pages = 1 << 40
+    with pytest.raises(ConfigError, match=r"--num-gpu-blocks-override\) and .* are more than the"):
+        resolve(model, num_gpu_blocks_override=pages)
+
+
 def test_auto_length_is_the_longest_that_fits(model: str) -> None:
     config = resolve(model, kv_cache_memory_bytes=TOKEN_BYTES * 512, max_model_len="auto")
     assert 256 <= config.model_config.max_model_len < 512

@@ -111,8 +111,10 @@ class ZmqChannel:
 def _load(config: bytes) -> "EngineCore":
     start = time.monotonic()
     from vllm.config import VllmConfig
+    from vllm.plugins import load_general_plugins
     from vllm.v1.engine.core import EngineCore
 
+    load_general_plugins()
     vllm_config = VllmConfig.from_json(config)
     imported = time.monotonic() - start
     core = EngineCore(vllm_config)

@@ -9,7 +9,6 @@ import contextlib
 import socket
 import subprocess
 import sys
-import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -42,6 +41,7 @@ class EngineProcess:
 
     def __init__(self, vllm_config: "VllmConfig") -> None:
         self.ready: EngineReady | None = None
+        self._grace_s = [0.0]
         self.directory = make_private_dir(envs.VLLM_RPC_BASE_PATH or None)
         self.control, theirs = socket.socketpair()
         with theirs:
@@ -52,7 +52,7 @@ class EngineProcess:
             )
         self._context = zmq.Context()
         self._finalizer = weakref.finalize(
-            self, _stop, self.process, self.control, self._context, self.directory
+            self, _stop, self.process, self.control, self._context, self.directory, self._grace_s
         )
         self.output = self._socket(zmq.PULL)
         self.output.bind(f"ipc://{self.directory}/{OUTPUT_SOCKET}")
@@ -85,6 +85,7 @@ class EngineProcess:
         self.control.settimeout(None)
         self._input.connect(f"ipc://{self.directory}/{INPUT_SOCKET}")
         self.ready = word
+        self._grace_s[0] = float(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS)
         return word
 
     def send(self, message: EngineCoreMessage) -> None:
@@ -146,13 +147,14 @@ def _stop(
     control: socket.socket,
     context: "zmq.Context[zmq.Socket[bytes]]",
     directory: str,
+    grace_s: list[float],
 ) -> None:
+    """`grace_s` holds how long it may take to end by itself: nothing while it still loads."""
     with contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_RDWR)  # wakes a thread that still waits for the first word
     control.close()
-    deadline = time.monotonic() + envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS
     try:
-        process.wait(max(0.0, deadline - time.monotonic()))
+        process.wait(grace_s[0])
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -13,6 +13,7 @@ from vllm import envs
 from vllm.config.resolved import resolved
 from vllm.exceptions import ConfigError, VLLMValidationError
 from vllm.inputs import PromptType
+from vllm.plugins import LOGITS_PROCESSORS, load_group
 from vllm.sampling_params import SamplingParams
 from vllm.utils.dotted import resolve_dotted
 from vllm.v1.messages import EngineCoreRequest
@@ -59,7 +60,10 @@ class InputProcessor:
         self._eos_token_ids = eos_token_ids
         self._get_tokenizer = get_tokenizer
         self._next_seed = next_seed
-        self._logits_processors = [resolve_dotted(name) for name in model.logits_processors or ()]
+        self._logits_processors = [
+            *map(resolve_dotted, model.logits_processors or ()),
+            *load_group(LOGITS_PROCESSORS).values(),
+        ]
 
     def limit_context(self, max_request_tokens: int) -> None:
         """Learn how many tokens of one request the KV pool can hold."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.exceptions import ConfigError
+from vllm.plugins import LOGITS_PROCESSORS, load_group
 from vllm.utils.dotted import resolve_dotted
 from vllm.v1.messages import KVCacheConfig, KVLayerSpec, ModelRunnerOutput, SchedulerOutput
 from vllm.v1.sample.logits_processors import CustomProcessors, load_processors
@@ -35,7 +36,7 @@ class Worker:
         from vllm.model_executor.model_loader import get_model
 
         named = self.vllm_config.model_config.logits_processors or ()
-        classes = [resolve_dotted(name) for name in named]
+        classes = [*map(resolve_dotted, named), *load_group(LOGITS_PROCESSORS).values()]
         self._custom = load_processors(classes, self.vllm_config)
         if envs.VLLM_CPU_ISA:
             _select_isa(envs.VLLM_CPU_ISA)

@@ -82,7 +82,7 @@ def test_check_shows_values_with_their_origin(tmp_path: Path) -> None:
     (["--max-model-len", "99999999"], "made for at most 8192"),
     (["-tp", "2"], "--tensor-parallel-size: tensor parallelism is not supported"),
     (["/no/such/model"], "/no/such/model"),
-    (["--kv-cache-memory-bytes", "1m"], "largest length that fits"),
+    (["--kv-cache-memory-bytes", "10m"], "The longest that fits is"),
     (["--enable-log-outputs"], "--enable-log-requests"),
     (["--sse-keep-alive-interval", "-1"], "--sse-keep-alive-interval"),
     (["--shutdown-timeout", "-1"], "--shutdown-timeout"),

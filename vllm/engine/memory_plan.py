@@ -74,7 +74,7 @@ def plan_memory(config: VllmConfig, limit: MemoryLimit | None = None) -> VllmCon
 
 
 def _check_total(plan: MemoryPlan) -> None:
-    """Pages are touched as they are used: an explicit size too large would end the process later."""
+    """Pages are touched as they are used: an explicit size that is too large would fail later."""
     if plan.kv_cache + plan.weights > plan.total:
         raise ConfigError(
             f"A KV cache of {gib(plan.kv_cache)} GiB ({plan.kv_origin}) and {gib(plan.weights)} "

@@ -104,15 +104,19 @@ def test_native_block_types(quantized: Any) -> None:
     """The kernels err no more than the reference with the same rounding of activations.
 
     They can't be compared number by number: where two f32 sums differ in the last bit, an
-    activation may round to the next int8, and later layers amplify that.
+    activation may round to the next integer, and later layers amplify that. Packed scales and
+    minima are f16: exact for the types that store them so, while the products of the K types are
+    rounded (relative error up to 2^-11), which the reference does not do.
     """
-    _, path, model = quantized
+    name, path, model = quantized
     ids = prompt_of(model, 64)
     expected = log_softmax(reference_logits(model, ids))
     reference = log_softmax(Driver(load_reference(options(path))).prefill(ids))
     native = log_softmax(Driver(load_native(options(path))).prefill(ids, [1, 16, 5]))
-    assert rms(native - expected) <= 1.25 * rms(reference - expected)
-    assert rms(native - expected) <= 0.1
+    rounded_scales = name in ("q4_k", "q5_k", "mixed")
+    bound = 2.0**-9 if rounded_scales else 1.25 * rms(reference - expected)
+    assert rms(native - expected) <= bound
+    assert rms(reference - expected) <= 2.0**-11
 
 
 def rms(x: np.ndarray) -> float:

@@ -1,6 +1,6 @@
 """The real SmolLM2 (Q4_1 GGUF) against Transformers in f32 on the dequantised weights.
 
-Three links: our reading of the file with exact arithmetic; the kernels with int8 activations;
+Three links: our reading of the file with exact arithmetic; the kernels with 16-bit activations;
 and greedy text, which may part from the oracle's only where the oracle itself nearly ties.
 """
 

@@ -56,6 +56,16 @@ def test_reading_flags_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "[]", result.stderr
 
 
+def test_importing_the_library_imports_nothing_heavy() -> None:
+    code = ("import sys; from vllm import LLM, SamplingParams, EngineArgs;"
+            "print([m for m in ('numpy','fastapi','uvicorn','zmq','jinja2','tokenizers','yaml',"
+            "'tqdm','argparse','huggingface_hub','importlib.metadata','prometheus_client',"
+            "'torch','transformers') if m in sys.modules])")
+    result = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True,
+                            check=False)
+    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+
+
 def test_check_shows_values_with_their_origin(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("max-num-seqs: 5\n")

@@ -4,7 +4,8 @@ No flag is spelled here: they are the fields of the config dataclasses. Resolvin
 always builds a new config; nothing is changed in place.
 """
 
-import argparse
+from __future__ import annotations
+
 import dataclasses
 import difflib
 import os
@@ -18,6 +19,8 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
+    import argparse
+
     from typing_extensions import Self
 
     from vllm.transformers_utils.arch import ModelArch
@@ -83,7 +86,7 @@ class EngineArgs(_Arguments):
         return parser
 
     @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> "Self":
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """The engine flags of a parsed command line; what is absent keeps its default."""
         return cls(**{name: value for name, value in vars(args).items() if name in cls.names()})
 
@@ -124,7 +127,7 @@ class AsyncEngineArgs(EngineArgs):
         self.enable_log_requests = enable_log_requests
 
     @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> "Self":
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """The engine flags of a parsed command line; what is absent keeps its default."""
         engine_args = super().from_cli_args(args)
         engine_args.enable_log_requests = getattr(args, "enable_log_requests", False)
@@ -214,7 +217,7 @@ def _dtype(asked: str, stored: str, hf_config: dict[str, Any]) -> str:
     return stored
 
 
-def _max_model_len(asked: int | str | None, arch: "ModelArch") -> int | str:
+def _max_model_len(asked: int | str | None, arch: ModelArch) -> int | str:
     if asked is None:
         return arch.default_max_model_len
     if asked in ("auto", -1):

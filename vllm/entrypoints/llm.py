@@ -2,11 +2,10 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from vllm import envs
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.chat import ChatOptions, ChatRenderer
 from vllm.entrypoints.progress import Progress
 from vllm.exceptions import ConfigError, VLLMError, VLLMValidationError
 from vllm.inputs import PromptType
@@ -16,6 +15,9 @@ from vllm.transformers_utils.tokenizer import Tokenizer
 from vllm.v1.engine.beam_search import BeamSearch
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLogger
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.chat import ChatOptions
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 UseTqdm = bool | Callable[..., Any]
@@ -89,6 +91,8 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """As `generate`, for one conversation or several."""
+        from vllm.entrypoints.chat import ChatOptions  # with jinja2 a third of this module's import
+
         prompts = self._render(
             messages,
             chat_template_content_format,
@@ -270,13 +274,15 @@ class LLM:
         self,
         messages: Sequence[Any],
         content_format: str,
-        options: ChatOptions,
+        options: "ChatOptions",
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> list[PromptType]:
         if tools:
             _refuse("tools", "this engine has no tool parsers.")
         if content_format not in ("auto", "string", "openai"):
             _refuse("chat_template_content_format", "use auto, string or openai.")
+        from vllm.entrypoints.chat import ChatRenderer
+
         renderer = ChatRenderer(
             self.get_tokenizer(),
             chat_template=self._chat_template,

@@ -27,6 +27,8 @@ SeedSource = Callable[[], int]
 
 MAX_CACHE_SALT = 1024
 _SEED_MASK = (1 << 64) - 1
+_LONG_TEXT = 16
+"""Characters per token of the context, above which a text is counted before it is encoded whole."""
 _TOKENIZATION_KEYS = {"add_special_tokens", "allow_special", "truncate_prompt_tokens"}
 
 
@@ -115,6 +117,9 @@ class InputProcessor:
             _fail("prompt", "a text prompt needs a tokenizer; pass prompt_token_ids instead.")
         if not is_truncated and len(text) > self.context * tokenizer.max_chars_per_token:
             _too_long(len(text) // tokenizer.max_chars_per_token, self.context, "more than ")
+        is_long = len(text) > _LONG_TEXT * self.context
+        if is_long and not is_truncated and tokenizer.is_far_longer(text, self.context):
+            _too_long(2 * self.context, self.context, "more than ")
         token_ids: list[int] = tokenizer.encode(text, **options)
         return token_ids
 

@@ -97,7 +97,8 @@ def test_check_shows_values_with_their_origin(tmp_path: Path) -> None:
     (["--sse-keep-alive-interval", "-1"], "--sse-keep-alive-interval"),
     (["--shutdown-timeout", "-1"], "--shutdown-timeout"),
     (["--allowed-origins", '{"a": 1}'], "--allowed-origins"),
-    (["--port", "70000"], "--port is 70000"),
+    (["--port", "70000"], "--port is 70000"), (["--host", "0.0.0.0"], "--insecure"),
+    (["--ssl-keyfile", "k"], "--ssl-certfile"), (["--chat-template", "no"], "jinja"),
     (["--api-key-file", "/no/such/file"], "--api-key-file /no/such/file")])
 def test_check_refuses_in_one_line(args: list[str], message: str) -> None:
     result = vllm("check", *args, VLLM_LOGGING_LEVEL="ERROR")

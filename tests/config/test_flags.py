@@ -16,7 +16,7 @@ from vllm.config.vllm import VllmConfig, build, config_classes
 from vllm.engine.arg_forms import human_int
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.cli import serve
-from vllm.entrypoints.openai.cli_args import FrontendArgs
+from vllm.entrypoints.openai.cli_args import FrontendArgs, frontend_values
 from vllm.exceptions import ConfigError
 
 ROWS = [tuple(line.split(maxsplit=2)) for line in FLAGS.strip().splitlines()]
@@ -385,3 +385,32 @@ def test_any_command_line_parses_or_exits_cleanly(
     except ConfigError as error:
         assert "\n" not in str(error).replace("\\n", "")
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"sse_keep_alive_interval": -1}, "--sse-keep-alive-interval is -1; it must be 0 or more."),
+    ({"h11_max_header_count": 0}, "--h11-max-header-count is 0; it must be 1 or more."),
+    ({"port": -1}, "--port is -1; it must be 0 to 65535."),
+    ({"ssl_cert_reqs": 3}, "--ssl-cert-reqs is 3; it must be 0, 1 or 2."),
+    ({"ssl_keyfile": "k"}, "--ssl-keyfile needs --ssl-certfile."),
+    ({"enable_log_outputs": True}, "--enable-log-outputs needs --enable-log-requests."),
+    ({"enable_log_requests": True, "disable_log_requests": True}, "contradict"),
+    ({"fingerprint_mode": "custom"}, "--fingerprint-value need each other"),
+    ({"fingerprint_value": "x"}, "--fingerprint-value need each other"),
+    ({"allowed_origins": {"a": 1}}, "--allowed-origins is {'a': 1}: Expected `array`")])
+def test_server_settings_that_can_not_be(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as info:
+        frontend_values(values)
+    assert message in str(info.value)
+
+
+def test_server_settings_that_can(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("b\n")
+    values = frontend_values({"api_key": ["a"], "api_key_file": str(tmp_path / "keys"),
+                              "ssl_certfile": "both.pem", "enable_log_requests": True,
+                              "enable_log_outputs": True, "port": 0})
+    assert values["api_key"] == ["a", "b"]
+    assert set(values) == {f.name for f in fields(FrontendArgs)}
+    (tmp_path / "keys").write_bytes(b"\xff\n")
+    with pytest.raises(ConfigError, match="can't be read: it is not text"):
+        frontend_values({"api_key_file": str(tmp_path / "keys")})

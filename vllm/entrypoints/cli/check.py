@@ -19,6 +19,7 @@ _FROM_MODEL = ("dtype", "max_model_len", "served_model_name")
 def run(command: str, args: list[str]) -> None:
     """Validate and print; a wrong configuration raises ConfigError before anything is printed."""
     line = parse(command, args)
+    _check_server(FrontendArgs(**line.server))
     config = line.engine_args.create_engine_config("server")
     server = dict(line.server)
     if not server["api_key"] and envs.VLLM_API_KEY:
@@ -32,6 +33,15 @@ def run(command: str, args: list[str]) -> None:
     print("\nMemory and threads")
     for text in summary(config):
         print(f"  {text}")
+
+
+def _check_server(options: FrontendArgs) -> None:
+    """What the server itself refuses before it starts."""
+    from vllm.entrypoints.chat import load_chat_template
+    from vllm.entrypoints.openai.exposure import check_exposure
+
+    check_exposure(options)
+    load_chat_template(options.chat_template)
 
 
 def summary(config: VllmConfig) -> list[str]:

@@ -4,7 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm import envs
-from vllm.config.flags import INT, JSON, STR, STR_LIST, flag, flags_of, later, make_config
+from vllm.config.flags import (
+    INT,
+    JSON,
+    STR,
+    STR_LIST,
+    flag,
+    flags_of,
+    later,
+    make_config,
+    option_of,
+)
 from vllm.exceptions import ConfigError
 
 
@@ -88,18 +98,37 @@ class FrontendArgs:
 def frontend_values(given: dict[str, Any]) -> dict[str, Any]:
     """The server's settings from parsed flags, checked. Raises ConfigError."""
     args = make_config(FrontendArgs, given)
-    if args.sse_keep_alive_interval < 0:
-        raise ConfigError(f"--sse-keep-alive-interval is {args.sse_keep_alive_interval}; it must "
-                          "be 0 or more.")
-    if args.shutdown_timeout < 0:
-        raise ConfigError(f"--shutdown-timeout is {args.shutdown_timeout}; it must be 0 or more.")
-    if args.enable_log_outputs and not args.enable_log_requests:
-        raise ConfigError("--enable-log-outputs needs --enable-log-requests.")
-    if not 0 <= args.port <= 65535:
-        raise ConfigError(f"--port is {args.port}; it must be 0 to 65535.")
+    problem = _problem(args)
+    if problem is not None:
+        raise ConfigError(problem)
     values = {name: getattr(args, name) for name in flags_of(FrontendArgs)}
     values["api_key"] = [*(args.api_key or []), *_keys_of(args.api_key_file)] or None
     return values
+
+
+_LEAST = {"sse_keep_alive_interval": 0, "shutdown_timeout": 0, "max_log_len": 0,
+          "h11_max_incomplete_event_size": 1, "h11_max_header_count": 1}
+
+
+def _problem(args: FrontendArgs) -> str | None:
+    """The first of the settings that can't be or contradict each other."""
+    for name, least in _LEAST.items():
+        value = getattr(args, name)
+        if value is not None and value < least:
+            return f"{option_of(name)} is {value}; it must be {least} or more."
+    if not 0 <= args.port <= 65535:
+        return f"--port is {args.port}; it must be 0 to 65535."
+    if args.ssl_cert_reqs not in (0, 1, 2):
+        return f"--ssl-cert-reqs is {args.ssl_cert_reqs}; it must be 0, 1 or 2."
+    if args.ssl_keyfile and not args.ssl_certfile:
+        return "--ssl-keyfile needs --ssl-certfile."
+    if args.enable_log_outputs and not args.enable_log_requests:
+        return "--enable-log-outputs needs --enable-log-requests."
+    if args.enable_log_requests and args.disable_log_requests:
+        return "--enable-log-requests and --disable-log-requests contradict each other."
+    if (args.fingerprint_mode == "custom") != (args.fingerprint_value is not None):
+        return "--fingerprint-mode custom and --fingerprint-value need each other."
+    return None
 
 
 def _keys_of(path: str | None) -> list[str]:
@@ -108,10 +137,9 @@ def _keys_of(path: str | None) -> list[str]:
     try:
         with open(path, encoding="utf-8") as file:
             keys = [line.strip() for line in file if line.strip()]
-    except OSError as error:
-        raise ConfigError(f"--api-key-file {path} can't be read: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"--api-key-file {path} can't be read: {reason}") from error
     if not keys:
         raise ConfigError(f"--api-key-file {path} holds no key.")
     return keys
-
-

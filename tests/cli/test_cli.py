@@ -152,6 +152,15 @@ def test_collect_env_hides_secrets() -> None:
         assert word in result.stdout
 
 
+def title(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for task in Path(f"/proc/{pid}/task").iterdir()
+            for word in (task / "children").read_text().split()]
+
+
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -184,6 +193,8 @@ def test_a_server_says_what_it_does_in_15_lines() -> None:
         row = next(line for line in lines if "Start-up took" in line).split(": ", 1)[1]
         phases = [float(cell.split()[-1]) for cell in row.split(" | ")]
         assert sum(phases) == pytest.approx(total, abs=0.02 * len(phases))
+        titles = {title(server.pid), *map(title, children(server.pid))}
+        assert titles == {"VLLM::APIServer", "VLLM::EngineCore"}
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
             assert answer.status == 200
     finally:

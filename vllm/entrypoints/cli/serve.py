@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+from vllm import envs
 from vllm.engine.arg_parser import FlagParser, add_config
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.startup_log import options_line
 from vllm.entrypoints.openai.cli_args import FrontendArgs, frontend_values
 from vllm.logger import init_logger, set_process_name
+from vllm.utils.process import set_process_title
 
 logger = init_logger(__name__)
 
@@ -60,6 +62,7 @@ def parse(command: str, args: list[str]) -> CommandLine:
 def run(command: str, args: list[str]) -> None:
     """Serve until a signal ends it."""
     set_process_name("APIServer")
+    set_process_title(f"{envs.VLLM_PROCESS_NAME_PREFIX}::APIServer")
     line = parse(command, args)
     if line.given:
         logger.info("Options: %s", options_line(line.given))

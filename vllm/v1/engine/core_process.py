@@ -45,8 +45,9 @@ def main() -> None:
 
 def serve(config: bytes, control: socket.socket, directory: str) -> int:
     """Load the model, say so, run the loop; returns the exit status."""
-    from vllm.logger import init_logger
+    from vllm.logger import init_logger, set_process_name
 
+    set_process_name("EngineCore")
     logger = init_logger("vllm.v1.engine.core")
     try:
         core = _load(config)

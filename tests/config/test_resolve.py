@@ -42,6 +42,8 @@ def test_defaults_of_server_and_library(model: str) -> None:
     assert (library.max_num_batched_tokens, library.max_num_seqs) == (4096, 256)
     doubled = resolve(model, performance_mode="throughput").scheduler_config
     assert (doubled.max_num_batched_tokens, doubled.max_num_seqs) == (4096, 256)
+    quick = resolve(model, performance_mode="interactivity").scheduler_config
+    assert (quick.max_num_batched_tokens, quick.max_num_seqs) == (1024, 128)
 
 
 @pytest.mark.parametrize(("asked", "dtype", "kv"), [

@@ -37,7 +37,8 @@ class ModelConfig:
         False, "allow code of the model's repository; none is ever run",
         note="no code of a repository is run; the models of this build need none")
     dtype: str = flag("auto", "precision; auto is the checkpoint's own", choices=DTYPES)
-    seed: int = flag(0, "seed of requests without one, with the LLM class")
+    seed: int = flag(
+        0, "seed of requests without one with the LLM class; a server draws one for each")
     hf_config_path: str | None = flag(None, "folder with the config.json to use", kind=STR)
     config_format: str = flag("auto", "format of the model's config",
                               choices=("auto", "hf", "gguf"), feature="this kind of config",

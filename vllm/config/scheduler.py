@@ -42,5 +42,6 @@ class SchedulerConfig:
     watermark: float = flag(0.0, "share of blocks kept free when admitting")
     disable_chunked_mm_input: bool = later(False, "media input")
     prefill_schedule_interval: int = later(1, "data parallelism")
-    performance_mode: str = flag("balanced", "throughput doubles the default budgets",
-                                 choices=("balanced", "interactivity", "throughput"))
+    performance_mode: str = flag(
+        "balanced", "throughput: twice the default tokens per step and requests; interactivity: "
+        "half the tokens per step", choices=("balanced", "interactivity", "throughput"))

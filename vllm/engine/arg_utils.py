@@ -237,6 +237,8 @@ def _resolve_scheduler(config: VllmConfig, usage_context: str) -> VllmConfig:
     tokens, seqs = _BUDGETS["server" if "server" in usage_context.lower() else "llm"]
     if scheduler.performance_mode == "throughput":
         tokens, seqs = 2 * tokens, 2 * seqs
+    elif scheduler.performance_mode == "interactivity":
+        tokens //= 2  # running requests wait less for the prompts of others
     if not scheduler.enable_chunked_prefill and isinstance(length, int):
         tokens = max(tokens, length)
     asked_tokens, asked_seqs = scheduler.max_num_batched_tokens, scheduler.max_num_seqs

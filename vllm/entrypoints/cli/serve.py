@@ -66,6 +66,9 @@ def run(command: str, args: list[str]) -> None:
     line = parse(command, args)
     if line.given:
         logger.info("Options: %s", options_line(line.given))
+    if "seed" in line.given:
+        logger.warning("--seed: the server draws a seed for each request that has none; give "
+                       "`seed` in requests to repeat them")
     from vllm.entrypoints.openai.api_server import serve
 
     serve(line.engine_args, line.server)

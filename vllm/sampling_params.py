@@ -209,7 +209,8 @@ def _check_tokens(p: SamplingParams) -> None:
 
 
 def _check_text(p: SamplingParams) -> None:
-    for field, limit in (("stop", envs.VLLM_MAX_STOP_STRINGS), ("bad_words", envs.VLLM_MAX_NUM_BAD_WORDS)):
+    limits = {"stop": envs.VLLM_MAX_STOP_STRINGS, "bad_words": envs.VLLM_MAX_NUM_BAD_WORDS}
+    for field, limit in limits.items():
         values = getattr(p, field)
         for value in values:
             if not isinstance(value, str) or not value:

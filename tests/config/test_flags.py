@@ -414,3 +414,25 @@ def test_server_settings_that_can(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(b"\xff\n")
     with pytest.raises(ConfigError, match="can't be read: it is not text"):
         frontend_values({"api_key_file": str(tmp_path / "keys")})
+
+
+# Flags that work although nothing reads them: their values differ only in what is refused, or they
+# ask for what is so anyway.
+SO_ANYWAY = {
+    "runner", "model_impl", "device",  # one choice, the others are refused
+    "safetensors_load_strategy",  # lazy
+    "language_model_only",  # there are no media
+    "disable_custom_all_reduce", "aggregate_engine_logging",  # there is one rank, one engine
+    "enable_server_load_tracking",  # always on
+}  # fmt: skip
+
+
+def test_every_flag_is_read_by_somebody() -> None:
+    """A flag that nothing reads, and that says nothing when given, would be ignored in silence."""
+    root = Path(serve.__file__).parents[2]
+    source = "".join(path.read_text() for path in root.rglob("*.py")
+                     if path.parent.name != "config" and path.name != "startup_log.py")
+    unread = {name for config in CONFIGS for name, spec in flags_of(config).items()
+              if spec.is_supported and not spec.note and f".{name}" not in source
+              and f'"{name}"' not in source}
+    assert unread <= SO_ANYWAY

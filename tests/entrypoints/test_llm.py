@@ -327,6 +327,8 @@ def test_what_there_is_not_is_refused(llm: LLM) -> None:
             call()
     with pytest.raises(ValueError, match="pooling"):
         llm.embed(["a"])
+    with pytest.raises(VLLMValidationError, match="foreign calls"):
+        llm.collective_rpc("f")
     with pytest.raises(VLLMValidationError, match="adapters"):
         llm.generate("a", greedy(), lora_request=object(), use_tqdm=False)
     with pytest.raises(ConfigError, match="did you mean"):
@@ -342,6 +344,35 @@ def test_skip_tokenizer_init(make_llm: Any, llm: LLM) -> None:
         bare.generate("Hello", greedy(), use_tqdm=False)
     with pytest.raises(VLLMError, match="skip_tokenizer_init"):
         bare.get_tokenizer()
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_extreme_values_hurt_nobody_else(llm: LLM) -> None:
+    right = tokens(llm.generate(["Hello"], greedy(), use_tqdm=False))[0]
+    extreme: list[dict[str, Any]] = [
+        {"top_k": 2**62, "temperature": 1.0},
+        {"repetition_penalty": 1e308},
+        {"repetition_penalty": 1e-308, "temperature": 2.0},
+        {"seed": -(2**63), "temperature": 1.0},
+        {"seed": 2**63 - 1, "temperature": 1.0},
+        {"top_p": 1e-300, "temperature": 0.01},
+        {"min_p": 1.0, "temperature": 2.0},
+        {"logit_bias": dict.fromkeys(range(VOCAB), -100.0)},
+        {"allowed_token_ids": [5], "logit_bias": {5: -100.0}, "logprobs": -1},
+        {"allowed_token_ids": [EOS], "min_tokens": 3, "ignore_eos": False},
+        {"bad_words": [chr(i) for i in range(33, 127)]},
+        {"stop_token_ids": list(range(VOCAB)), "min_tokens": 2},
+        {"temperature": 1e-30, "top_k": -1},
+    ]
+    params = [one for fields in extreme for one in (greedy(**fields), greedy())]
+    outputs = llm.generate(["Hello"] * len(params), params, use_tqdm=False)
+    assert tokens(outputs[1::2]) == [right] * len(extreme)
+    for fields, output in zip(extreme, outputs[::2], strict=True):
+        completion = output.outputs[0]
+        assert completion.finish_reason in ("length", "stop", "error"), fields
+        assert all(0 <= token < VOCAB for token in completion.token_ids)
+    assert outputs[16].outputs[0].token_ids == [5] * 6
+    assert "no token that may be" in str(outputs[18].outputs[0].stop_reason)
 
 
 def test_ids_go_on(llm: LLM) -> None:

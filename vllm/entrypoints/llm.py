@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm import envs
 from vllm.engine.arg_utils import EngineArgs
@@ -14,6 +14,7 @@ from vllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingPa
 from vllm.transformers_utils.tokenizer import Tokenizer
 from vllm.v1.engine.beam_search import BeamSearch
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.unsupported import refuse, unsupported_sync
 from vllm.v1.metrics.loggers import StatLogger
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class LLM:
     ) -> bool:
         """Forget cached prompt blocks; False if running requests hold some."""
         if reset_connector:
-            _refuse("reset_connector", "no KV connector is configured.")
+            refuse("reset_connector", "no KV connector is configured.")
         return self.llm_engine.reset_prefix_cache(reset_running_requests)
 
     def get_metrics(self) -> list[Any]:
@@ -197,27 +198,21 @@ class LLM:
         """Ranks that run the model."""
         return 1
 
-    def start_profile(self, profile_prefix: str | None = None) -> NoReturn:
-        """Refused: profiles are taken by `vllm bench`."""
-        _refuse("start_profile", "this engine has no profiler.")
-
-    def sleep(self, level: int = 1, mode: str = "abort") -> NoReturn:
-        """Refused: the weights stay loaded."""
-        self.llm_engine.sleep(level, mode)
-
-    def wake_up(self, tags: list[str] | None = None) -> NoReturn:
-        """Refused, as `sleep`."""
-        self.llm_engine.wake_up(tags)
-
-    def encode(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refused: needs a pooling model."""
-        raise ValueError("LLM.encode() is only supported for pooling models.")
-
-    embed = classify = score = reward = encode
-
     def shutdown(self) -> None:
         """End the engine. Happens by itself when the object is no longer used."""
         self.llm_engine.shutdown()
+
+    encode = embed = classify = score = reward = unsupported_sync(
+        "encode", "only pooling models have an embedding; this one generates text."
+    )
+    sleep = wake_up = release_kv_cache_memory = unsupported_sync(
+        "sleep", "weights and KV cache stay loaded."
+    )
+    start_profile = stop_profile = unsupported_sync("start_profile", "there is no profiler.")
+    collective_rpc = apply_model = unsupported_sync(
+        "collective_rpc", "the worker takes no foreign calls."
+    )
+    reset_mm_cache = unsupported_sync("reset_mm_cache", "there are no media.")
 
     # ---- details -----------------------------------------------------------------------------
 
@@ -278,9 +273,9 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> list[PromptType]:
         if tools:
-            _refuse("tools", "this engine has no tool parsers.")
+            refuse("tools", "this engine has no tool parsers.")
         if content_format not in ("auto", "string", "openai"):
-            _refuse("chat_template_content_format", "use auto, string or openai.")
+            refuse("chat_template_content_format", "use auto, string or openai.")
         from vllm.entrypoints.chat import ChatRenderer
 
         renderer = ChatRenderer(
@@ -382,7 +377,3 @@ def _dotted_name(processor: str | type) -> str:
             "engine's process can't find it; put it into a module of its own."
         )
     return f"{processor.__module__}:{processor.__qualname__}"
-
-
-def _refuse(param: str, why: str) -> NoReturn:
-    raise VLLMValidationError(f"{param} is not supported: {why}", param=param)

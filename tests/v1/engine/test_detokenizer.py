@@ -3,12 +3,15 @@
 import itertools
 import random
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm.exceptions import ConfigError
 from vllm.sampling_params import SamplingParams
+from vllm.transformers_utils import tokenizer as tokenizers
 from vllm.v1.engine.detokenizer import Detokenizer, TokenPieces
 
 
@@ -172,3 +175,64 @@ def test_random_text_through_a_real_vocabulary_of_pieces() -> None:
         data = data[size:]
     parts, _ = run(detokenizer(Bytes(tokens)), list(range(len(tokens))))
     assert "".join(parts) == text
+
+
+def sentencepiece_like() -> Any:
+    """Words begin with a block; characters that are no token are spelled in bytes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "▁a", "▁Hello", "Hello", "world", "▁the", "é", "日", ",", "!", "▁▁"]
+    backend = Tokenizer(
+        models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True)
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    backend.add_special_tokens([AddedToken(name, special=True) for name in ("<s>", "</s>")])
+    return tokenizers.Tokenizer(backend, tokenizers.TokenizerInfo("test"))
+
+
+def byte_level() -> Any:
+    """The tokenizer of the embedded model."""
+    from vllm.transformers_utils.embedded import EMBEDDED_NAME
+    from vllm.transformers_utils.hub import resolve_model
+
+    try:
+        path = resolve_model(EMBEDDED_NAME)
+    except ConfigError:
+        pytest.skip("the embedded model is not installed")
+    return tokenizers.get_tokenizer(path)
+
+
+@pytest.mark.parametrize("make", [sentencepiece_like, byte_level])
+def test_real_vocabularies(make: Any) -> None:
+    """What is streamed after a prompt is what a decoder says of the whole, less the prompt."""
+    tokenizer = make()
+    rng = random.Random(3)
+    pieces = TokenPieces(tokenizer, True)
+    num_compared = 0
+
+    def draw(count: int) -> list[int]:
+        units = [
+            [rng.randrange(tokenizer.vocab_size)]
+            if rng.random() < 0.3
+            else tokenizer.encode(rng.choice("a é🌶ไ日\n"), add_special_tokens=False)
+            for _ in range(count)
+        ]
+        return [token for unit in units for token in unit]
+
+    for _ in range(600):
+        prompt, output = draw(rng.randint(0, 3)), draw(rng.randint(1, 6))
+        try:
+            before = b"".join(map(pieces.bytes_of, prompt)).decode()
+            b"".join(map(pieces.bytes_of, output)).decode()
+        except UnicodeDecodeError:
+            continue  # decoders disagree on how many U+FFFD broken bytes are worth
+        if pieces.strips_first_space:
+            before = before.removeprefix(" ")
+        parts, _ = run(Detokenizer(pieces, SamplingParams(), prompt), output)
+        assert before + "".join(parts) == tokenizer.decode(prompt + output), (prompt, output)
+        num_compared += 1
+    assert num_compared > 100

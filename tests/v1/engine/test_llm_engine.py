@@ -264,6 +264,41 @@ def test_refusals_name_the_field_and_the_next_request_runs(
     assert drain(engine)["good"][-1].outputs[0].token_ids == continuation(PROMPT, 8)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "fields", "param"),
+    [
+        ("lone \ud800", {}, "prompt"),
+        ({"prompt": "a", "cache_salt": "\udfff"}, {}, "prompt"),
+        (PROMPT, {"stop": ["x", "\ud800"]}, "stop"),
+        (PROMPT, {"bad_words": ["\ud800"]}, "bad_words"),
+    ],
+)
+def test_lone_surrogates_are_refused(
+    make_engine: Any, prompt: Any, fields: dict[str, Any], param: str
+) -> None:
+    engine = make_engine()
+    with pytest.raises(VLLMValidationError, match="surrogate") as refusal:
+        engine.add_request("bad", prompt, greedy(**fields))
+    assert refusal.value.param == param and not engine.has_unfinished_requests()
+
+
+def test_a_request_that_can_not_be_sent_leaves_nothing(
+    make_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    submit = engine._client.submit
+
+    def fail(message: Any) -> None:
+        if not isinstance(message, list):
+            raise OverflowError("can't be encoded")
+        submit(message)
+
+    monkeypatch.setattr(engine._client, "submit", fail)
+    with pytest.raises(OverflowError):
+        engine.add_request("a", PROMPT, greedy())
+    assert engine.get_num_unfinished_requests() == 0
+
+
 @pytest.mark.parametrize("prompt", [[65] * 512, "A" * 512, "A" * 5120, "A" * 3_000_000])
 def test_context_length_exceeded_names_both_numbers(make_engine: Any, prompt: Any) -> None:
     engine = make_engine()
@@ -341,6 +376,8 @@ def test_eos_comes_from_the_files(make_engine: Any, tmp_path: Path) -> None:
 def test_priority_needs_its_policy(make_engine: Any) -> None:
     with pytest.raises(VLLMValidationError, match="scheduling-policy"):
         make_engine().add_request("a", PROMPT, greedy(), priority=1)
+    with pytest.raises(VLLMValidationError, match="64 bits"):
+        make_engine().add_request("a", PROMPT, greedy(), priority=2**70)
     engine = make_engine(scheduling_policy="priority")
     engine.add_request("a", PROMPT, greedy(), priority=1)
     assert len(drain(engine)["a"]) == 8

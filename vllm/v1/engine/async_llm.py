@@ -11,10 +11,10 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from vllm import envs
-from vllm.exceptions import EngineDeadError, VLLMError, VLLMValidationError
+from vllm.exceptions import EngineDeadError, VLLMError
 from vllm.inputs import PromptType
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
@@ -23,9 +23,10 @@ from vllm.v1.engine.core_client import AsyncProcessClient, AsyncThreadClient
 from vllm.v1.engine.front_end import FrontEnd, new_queue
 from vllm.v1.engine.output_processor import Processed
 from vllm.v1.engine.output_queue import OutputQueue
+from vllm.v1.engine.unsupported import refuse, unsupported
 from vllm.v1.messages import EngineCoreOutputs, UtilityCall, UtilityResult
 from vllm.v1.metrics.loggers import StatLogger
-from vllm.v1.serial import EngineReady
+from vllm.v1.serial import EngineCoreMessage, EngineReady
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -58,6 +59,7 @@ class AsyncLLM:
         self._dead_error: VLLMError | None = None
         self._output_task: asyncio.Task[None] | None = None
         self._is_stopped = False
+        self._is_restarting = False
         self._idle = asyncio.Event()
         self._call_ids = itertools.count()
         self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
@@ -104,7 +106,7 @@ class AsyncLLM:
         the engine is lost.
         """
         if data_parallel_rank:
-            _refuse("data_parallel_rank", "there is one engine, rank 0.")
+            refuse("data_parallel_rank", "there is one engine, rank 0.")
         queue = await self.add_request(
             request_id,
             prompt,
@@ -138,7 +140,7 @@ class AsyncLLM:
     ) -> OutputQueue:
         """Check and start a request; its outputs come through the queue."""
         if lora_request is not None:
-            _refuse("lora_request", "this engine serves no adapters.")
+            refuse("lora_request", "this engine serves no adapters.")
         self._check_alive()
         arrival_time = time.time() if arrival_time is None else arrival_time
         await self.wait_ready()
@@ -156,8 +158,13 @@ class AsyncLLM:
             text, request = self.front_end.make_request(request_id, prompt, params, **arguments)
         self._check_alive()
         queue = new_queue(params)
-        for child in self.front_end.register(request, text, queue):
-            self._submit(child)
+        children = self.front_end.register(request, text, queue)
+        try:
+            for child in children:
+                self._submit(child)
+        except Exception:  # it can't be sent: nobody would ever end it
+            self._drop(request_id, queue)
+            raise
         if self._log_requests:
             logger.info("Request %s: %s", request_id, request.sampling_params)
         return queue
@@ -168,10 +175,6 @@ class AsyncLLM:
         self._finish_slice(self.front_end.outputs.abort(ids))
         if self._log_requests:
             logger.info("Aborted requests: %s", ", ".join(ids))
-
-    async def encode(self, *args: object, **kwargs: object) -> NoReturn:
-        """Pooling models are not served by this engine."""
-        _refuse("prompt", "this model generates text; it has no pooling head.")
 
     # ---- state -------------------------------------------------------------------------------
 
@@ -276,17 +279,16 @@ class AsyncLLM:
 
     async def _run(self) -> None:
         """Take frames until shutdown; start the engine again when it ends."""
-        while True:
-            try:
-                await self._take(await self._client.get_output())
-                await asyncio.sleep(0)  # let consumers run even if the next frame is there already
-            except EngineDeadError as error:
-                if not await self._recover(error):
-                    return
-            except Exception:
-                logger.exception("Handling the engine's output failed")
-                self._lose_engine(EngineDeadError("Handling the engine's output failed."))
-                return
+        try:
+            while not self.errored:
+                try:
+                    await self._take(await self._client.get_output())
+                    await asyncio.sleep(0)  # consumers run even if the next frame is there already
+                except EngineDeadError as error:
+                    await self._recover(error)
+        except Exception as error:
+            logger.exception("Handling the engine's output failed")
+            self._lose_engine(EngineDeadError(f"Handling the engine's output failed: {error!r}"))
 
     async def _take(self, frame: EngineCoreOutputs) -> None:
         if frame.utility is not None:
@@ -309,23 +311,26 @@ class AsyncLLM:
         if not self.front_end.outputs.parents:
             self._idle.set()
 
-    async def _recover(self, error: EngineDeadError) -> bool:
+    async def _recover(self, error: EngineDeadError) -> None:
+        """Start the engine again. What comes in meanwhile is registered, and sent with the rest."""
         if not self._client.can_restart or not self.front_end.may_restart():
             self._lose_engine(error)
-            return False
+            return
         logger.error("%s Starting it again.", error)
+        self._is_restarting = True
         try:
             await self._client.restart()
         except VLLMError as failure:
             self._lose_engine(failure)
-            return False
+            return
+        finally:
+            self._is_restarting = False
+        self._fail_calls(error)
         requests, processed = self.front_end.outputs.resume()
         self._finish_slice(processed)
         for message in (*self.front_end.greeting(), *requests):
             self._submit(message)
         logger.info("The engine is back; %d requests continue.", len(requests))
-        self._fail_calls(error)
-        return True
 
     def _lose_engine(self, error: VLLMError) -> None:
         logger.error("The engine is lost: %s", error)
@@ -348,9 +353,11 @@ class AsyncLLM:
         self.front_end.outputs.drop_queue(request_id, queue, processed)
         self._finish_slice(processed)
 
-    def _submit(self, message: Any) -> None:
-        with contextlib.suppress(EngineDeadError):
-            self._client.submit(message)
+    def _submit(self, message: EngineCoreMessage) -> None:
+        """An engine that has died is noticed by `_run`, which sends what is registered again."""
+        if not self._is_restarting:
+            with contextlib.suppress(EngineDeadError):
+                self._client.submit(message)
 
     async def _call(self, method: str, *args: object) -> object:
         await self.wait_ready()
@@ -371,6 +378,16 @@ class AsyncLLM:
             raise EngineDeadError("The engine was shut down.")
 
 
+    encode = unsupported("encode", "this engine serves no pooling models.")
+    sleep = wake_up = unsupported("sleep", "weights and KV cache stay loaded.")
+    pause_generation = resume_generation = unsupported("pause_generation", "it always runs.")
+    add_lora = remove_lora = list_loras = pin_lora = unsupported("lora", "no adapters are served.")
+    start_profile = stop_profile = unsupported("profile", "there is no profiler.")
+    collective_rpc = unsupported("collective_rpc", "the worker takes no foreign calls.")
+    reset_mm_cache = reset_encoder_cache = unsupported("reset_mm_cache", "there are no media.")
+    scale_elastic_ep = unsupported("scale_elastic_ep", "there is one rank.")
+
+
 AsyncLLMEngine = AsyncLLM
 """The name that older programs import."""
 
@@ -378,7 +395,3 @@ AsyncLLMEngine = AsyncLLM
 def _is_long(prompt: PromptType) -> bool:
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     return isinstance(text, str) and len(text) > LONG_PROMPT_CHARS
-
-
-def _refuse(param: str, why: str) -> NoReturn:
-    raise VLLMValidationError(f"{param} is not supported: {why}", param=param)

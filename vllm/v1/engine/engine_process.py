@@ -89,8 +89,11 @@ class EngineProcess:
         return word
 
     def send(self, message: EngineCoreMessage) -> None:
-        """Queue one message; the process must be ready."""
-        self._input.send(encode_message(message))
+        """Queue one message. Raises EngineDeadError if the process is not ready."""
+        try:
+            self._input.send(encode_message(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise EngineDeadError("The engine process is not ready.")
 
     def receive(self) -> EngineCoreOutputs | None:
         """One frame that has arrived, or None."""

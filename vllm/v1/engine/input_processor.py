@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from vllm import envs
 from vllm.config.resolved import resolved
 from vllm.exceptions import ConfigError, VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.plugins import LOGITS_PROCESSORS, load_group
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import INT64_MAX, INT64_MIN, SamplingParams
 from vllm.utils.dotted import resolve_dotted
 from vllm.v1.messages import EngineCoreRequest
 
@@ -83,10 +85,15 @@ class InputProcessor:
         trace_headers: dict[str, str] | None = None,
     ) -> tuple[str | None, EngineCoreRequest]:
         """The prompt's text, if it has one, and the engine's request. Raises RequestError."""
+        if type(priority) is not int or not INT64_MIN <= priority <= INT64_MAX:
+            _fail("priority", f"priority is {priority!r:.40}; it must be an integer of 64 bits.")
         if priority and not self._by_priority:
             _fail("priority", f"priority is {priority}; it needs --scheduling-policy priority.")
         parsed = _parse_prompt(prompt)
         params = params.clone()
+        _check_text("prompt", parsed.text, parsed.cache_salt, request_id)
+        for field in ("stop", "bad_words"):
+            _check_text(field, *getattr(params, field))
         options = _tokenization_options(tokenization_kwargs)
         truncate = options.pop("truncate_prompt_tokens", params.truncate_prompt_tokens)
         token_ids = parsed.token_ids
@@ -170,6 +177,7 @@ class InputProcessor:
         self._check_ids("logit_bias", list(params.logit_bias or ()))
         if params.bad_words:
             params.bad_words_token_ids = self._spell_bad_words(params.bad_words)
+        params.top_k = min(params.top_k, self.vocab_size)
         if params.extra_args and not self._logits_processors:
             _fail("extra_args", "extra_args is for custom logits processors; none is loaded.")
         for processor in self._logits_processors:
@@ -253,8 +261,20 @@ def _validate_extra(processor: Any, params: SamplingParams) -> None:
     """A processor's own check; what it raises is the user's error."""
     try:
         processor.validate_params(params)
-    except ValueError as error:
-        _fail("extra_args", str(error))
+        msgspec.msgpack.encode(params.extra_args)
+    except (ValueError, TypeError, OverflowError) as error:
+        _fail("extra_args", f"extra_args can't be used: {error}")
+
+
+def _check_text(param: str, *texts: str | None) -> None:
+    """Lone surrogates are no characters: neither the tokenizer nor the engine can take them."""
+    for text in texts:
+        if text is None or text.isascii():
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            _fail(param, f"the text holds a lone surrogate at character {error.start}.")
 
 
 def _too_long(num_prompt: int, context: int, about: str = "") -> NoReturn:

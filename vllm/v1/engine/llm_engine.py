@@ -2,10 +2,10 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from vllm import envs
-from vllm.exceptions import EngineDeadError, VLLMError, VLLMValidationError
+from vllm.exceptions import EngineDeadError, VLLMError
 from vllm.inputs import PromptType
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
@@ -14,6 +14,7 @@ from vllm.v1.engine.core_client import InprocClient, ProcessClient
 from vllm.v1.engine.front_end import NO_ANSWER, FrontEnd
 from vllm.v1.engine.input_processor import SeedSource
 from vllm.v1.engine.output_processor import Processed
+from vllm.v1.engine.unsupported import refuse, unsupported_sync
 from vllm.v1.messages import EngineCoreOutputs, UtilityCall, UtilityResult
 from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.serial import EngineReady
@@ -78,7 +79,7 @@ class LLMEngine:
     ) -> None:
         """Check and queue a request. Raises RequestError if it is refused."""
         if lora_request is not None:
-            _refuse("lora_request", "this engine serves no adapters.")
+            refuse("lora_request", "this engine serves no adapters.")
         text, request = self.front_end.make_request(
             request_id,
             prompt,
@@ -88,8 +89,13 @@ class LLMEngine:
             tokenization_kwargs=tokenization_kwargs,
             trace_headers=trace_headers,
         )
-        for child in self.front_end.register(request, text, None):
-            self._client.submit(child)
+        children = self.front_end.register(request, text, None)
+        try:
+            for child in children:
+                self._client.submit(child)
+        except Exception:  # it can't be sent: nobody would ever end it
+            self._finish(self.front_end.outputs.abort([request_id]))
+            raise
 
     def step(self) -> list[RequestOutput]:
         """Wait for the engine's next frame; returns what it brought to the requests."""
@@ -137,14 +143,6 @@ class LLMEngine:
         """It can't sleep."""
         return False
 
-    def sleep(self, level: int = 1, mode: str = "abort") -> NoReturn:
-        """Refused: the weights stay loaded."""
-        _refuse("sleep", "this engine keeps its weights and KV cache loaded.")
-
-    def wake_up(self, tags: list[str] | None = None) -> NoReturn:
-        """Refused, as `sleep`."""
-        _refuse("wake_up", "this engine never sleeps.")
-
     def shutdown(self) -> None:
         """End the engine. Idempotent."""
         self._client.shutdown()
@@ -187,6 +185,9 @@ class LLMEngine:
             raise VLLMError(result.error)
         return result.result
 
-
-def _refuse(param: str, why: str) -> NoReturn:
-    raise VLLMValidationError(f"{param} is not supported: {why}", param=param)
+    sleep = wake_up = unsupported_sync("sleep", "weights and KV cache stay loaded.")
+    add_lora = remove_lora = list_loras = pin_lora = unsupported_sync(
+        "lora", "no adapters are served."
+    )
+    start_profile = stop_profile = unsupported_sync("profile", "there is no profiler.")
+    collective_rpc = unsupported_sync("collective_rpc", "the worker takes no foreign calls.")

@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from vllm.v1.messages import (
     KVCacheConfig,
     ModelRunnerOutput,
+    NewRequestData,
     SchedulerOutput,
     TokenLogprobs,
 )
@@ -79,12 +80,13 @@ class ModelRunner:
 
     def execute_model(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
-        self._update_states(scheduled)
-        if not scheduled.num_scheduled_tokens:
-            return ModelRunnerOutput({})
-        step = self._begin_step(scheduled)
+        errors = self._update_states(scheduled)
+        step = self._begin_step(scheduled, errors)
+        if not step.request_ids:
+            return ModelRunnerOutput({}, errors=errors)
         logits = self.model.execute(self.prepare_inputs(step))
         output = self._sample(step, logits)
+        output.errors.update(errors)
         if self._prompt_logprobs:
             output.prompt_logprobs = self._take_prompt_logprobs(step)
         self.batch.num_computed_tokens[step.rows] += step.num_scheduled
@@ -117,32 +119,47 @@ class ModelRunner:
             block_size=self.block_size,
         )
 
-    def _update_states(self, scheduled: SchedulerOutput) -> None:
-        """Follow the scheduler: who left, who came (back), who got blocks."""
+    def _update_states(self, scheduled: SchedulerOutput) -> dict[str, str]:
+        """Follow the scheduler: who left, who came (back), who got blocks.
+
+        Returns the requests whose own data can't be taken, with why; they have no row.
+        """
         for request_id in scheduled.finished_req_ids:
             self.batch.remove(request_id)
             self._prompt_logprobs.pop(request_id, None)
             self._requests.pop(request_id, None)
+        errors = {}
         for new in scheduled.new_reqs:
-            self.batch.add(new)
-            params = new.sampling_params
-            num_prompt = new.num_prompt_tokens
-            if params.prompt_logprobs is not None and len(new.token_ids) == num_prompt:
-                self._prompt_logprobs[new.request_id] = params.prompt_logprobs
-            if self._custom is not None:
-                self._requests[new.request_id] = SamplingRequest(
-                    params, new.token_ids[:num_prompt], new.token_ids[num_prompt:]
-                )
+            try:
+                self._add_request(new)
+            except Exception as error:
+                logger.exception("Request %s can't be run", new.request_id)
+                self.batch.remove(new.request_id)
+                errors[new.request_id] = f"The request can't be run: {error}"
         rows = self.batch.rows
         for cached in scheduled.cached_reqs:
             if cached.new_block_ids is not None:
                 self.batch.blocks.append(rows[cached.request_id], cached.new_block_ids)
+        return errors
 
-    def _begin_step(self, scheduled: SchedulerOutput) -> _Step:
-        batch = self.batch
-        request_ids = list(scheduled.num_scheduled_tokens)
+    def _add_request(self, new: NewRequestData) -> None:
+        self.batch.add(new)
+        params = new.sampling_params
+        num_prompt = new.num_prompt_tokens
+        if params.prompt_logprobs is not None and len(new.token_ids) == num_prompt:
+            self._prompt_logprobs[new.request_id] = params.prompt_logprobs
+        if self._custom is not None:
+            self._requests[new.request_id] = SamplingRequest(
+                params, new.token_ids[:num_prompt], new.token_ids[num_prompt:]
+            )
+
+    def _begin_step(self, scheduled: SchedulerOutput, errors: dict[str, str]) -> _Step:
+        batch, counts = self.batch, scheduled.num_scheduled_tokens
+        if errors:
+            counts = {one: count for one, count in counts.items() if one not in errors}
+        request_ids = list(counts)
         rows = np.array([batch.rows[request_id] for request_id in request_ids], np.int64)
-        num_scheduled = np.array(list(scheduled.num_scheduled_tokens.values()), np.int32)
+        num_scheduled = np.array(list(counts.values()), np.int32)
         query_start = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(num_scheduled, out=query_start[1:])
         ends = batch.num_computed_tokens[rows] + num_scheduled

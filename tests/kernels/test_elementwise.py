@@ -56,6 +56,17 @@ def test_quantize(size: int, bits: int) -> None:
     np.testing.assert_allclose(sums, want_sums, rtol=1e-5, atol=float(scale.max()) * 1.01)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_quantize_keeps_what_is_not_finite(value: float, bits: int) -> None:
+    """So that a request whose numbers broke is told, instead of getting nonsense."""
+    x = random(1, 64)
+    x[0, 40] = value
+    out = run_op("quantize", {"x": x}, {"out_q8": (64, "q8")}, bits=bits, size=64)["out_q8"]
+    _, scale, _ = unpack_q8(out, 64, bits)
+    np.testing.assert_array_equal(np.isfinite(scale), [[True, False]])
+
+
 @pytest.mark.parametrize("size", [31, 64, 576])
 def test_norm_gives_the_quantised_row_of_its_float_output(size: int) -> None:
     x, weight = random(3, size), random(size, seed=1)

@@ -340,8 +340,9 @@ def test_skip_tokenizer_init(make_llm: Any, llm: LLM) -> None:
     right = tokens(llm.generate([list(b"Hello")], greedy(), use_tqdm=False))
     outputs = bare.generate([list(b"Hello")], greedy(), use_tqdm=False)
     assert tokens(outputs) == right and outputs[0].outputs[0].text == ""
-    with pytest.raises(VLLMValidationError, match="tokenizer"):
-        bare.generate("Hello", greedy(), use_tqdm=False)
+    for prompt, fields in (("Hello", {}), ([72], {"stop": "x"}), ([72], {"bad_words": ["x"]})):
+        with pytest.raises(VLLMValidationError, match="tokenizer"):
+            bare.generate(prompt, greedy(**fields), use_tqdm=False)
     with pytest.raises(VLLMError, match="skip_tokenizer_init"):
         bare.get_tokenizer()
 

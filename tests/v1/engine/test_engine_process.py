@@ -122,10 +122,18 @@ async def test_death_is_seen_and_streams_continue_where_they_were(base: Path, co
         await asyncio.sleep(0.01)
     first = pid_of(engine)
     os.kill(first, signal.SIGKILL)
-    late = asyncio.create_task(collect(engine, "late", max_tokens=20))
+    at_once = asyncio.create_task(collect(engine, "at once", max_tokens=20))
+    while not engine._is_restarting:
+        await asyncio.sleep(0.001)
+    meanwhile = asyncio.create_task(collect(engine, "meanwhile", max_tokens=20))
+    closed = engine.generate(PROMPT, greedy(), "closed")
+    task = asyncio.create_task(anext(closed))
+    await asyncio.sleep(0.01)
+    task.cancel()
     results = await asyncio.gather(*streams)
     assert results == [continuation([65 + i], 150) for i in range(20)]
-    assert await late == continuation(PROMPT, 20)
+    assert await at_once == await meanwhile == continuation(PROMPT, 20)
+    assert engine.num_unfinished_requests == 0
     assert pid_of(engine) != first and not engine.errored
     assert len(list(base.iterdir())) == 1
     engine.shutdown()

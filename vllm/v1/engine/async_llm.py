@@ -52,7 +52,11 @@ class AsyncLLM:
         in_process = not envs.VLLM_ENABLE_V1_MULTIPROCESSING
         self._client = (AsyncThreadClient if in_process else AsyncProcessClient)(vllm_config)
         self.vllm_config = vllm_config
-        self.front_end = FrontEnd(vllm_config, stat_loggers)
+        try:
+            self.front_end = FrontEnd(vllm_config, stat_loggers)
+        except VLLMError:
+            self._client.shutdown()
+            raise
         self.ready: EngineReady | None = None
         self._starting: asyncio.Future[EngineReady] | None = None
         self._log_requests = enable_log_requests

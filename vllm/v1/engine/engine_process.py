@@ -104,6 +104,8 @@ class EngineProcess:
 
     def wait_readable(self, timeout_s: float | None) -> bool:
         """Wait for a frame; False if the process has ended or the time is up."""
+        if not self._finalizer.alive:
+            return False
         poller = zmq.Poller()
         poller.register(self.output, zmq.POLLIN)
         poller.register(self.control.fileno(), zmq.POLLIN)

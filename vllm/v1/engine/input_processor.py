@@ -175,6 +175,8 @@ class InputProcessor:
         for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             self._check_ids(field, getattr(params, field) or [])
         self._check_ids("logit_bias", list(params.logit_bias or ()))
+        if params.stop and self._get_tokenizer() is None:
+            _fail("stop", "stop strings need a tokenizer; this server runs without one.")
         if params.bad_words:
             params.bad_words_token_ids = self._spell_bad_words(params.bad_words)
         params.top_k = min(params.top_k, self.vocab_size)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm import envs
 from vllm.exceptions import EngineDeadError, VLLMError
@@ -40,12 +40,12 @@ class LLMEngine:
         in_process = not envs.VLLM_ENABLE_V1_MULTIPROCESSING
         self._client = (InprocClient if in_process else ProcessClient)(vllm_config)
         self.vllm_config = vllm_config
-        self.front_end = FrontEnd(vllm_config, stat_loggers, next_seed)
-        self.front_end.get_tokenizer()  # while the engine process loads the weights
         self._call_ids = itertools.count()
         self._undelivered: list[RequestOutput] = []
         self._results: dict[int, UtilityResult] = {}
         try:
+            self.front_end = FrontEnd(vllm_config, stat_loggers, next_seed)
+            self.front_end.get_tokenizer()  # while the engine process loads the weights
             self.ready: EngineReady = self._client.wait_ready()
         except VLLMError:
             self._client.shutdown()
@@ -166,14 +166,20 @@ class LLMEngine:
     def _recover(self, error: EngineDeadError) -> None:
         """Start the engine again; running requests continue. Raises if it can't be."""
         if not self._client.can_restart or not self.front_end.may_restart():
-            self.front_end.record(None, self.front_end.outputs.fail_all(error))
-            raise error
+            self._lose_requests(error)
         logger.error("%s Starting it again.", error)
-        self._client.restart()
+        try:
+            self._client.restart()
+        except VLLMError as failure:
+            self._lose_requests(failure)
         requests, processed = self.front_end.outputs.resume()
         self._finish(processed)
         for message in (*self.front_end.greeting(), *requests):
             self._client.submit(message)
+
+    def _lose_requests(self, error: VLLMError) -> NoReturn:
+        self.front_end.record(None, self.front_end.outputs.fail_all(error))
+        raise error
 
     def _call(self, method: str, *args: object) -> object:
         call_id = next(self._call_ids)

@@ -4,6 +4,7 @@ Invariant: a request that was started in the engine is either read to its end or
 """
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
@@ -20,7 +21,7 @@ from starlette.requests import Request
 from vllm import envs
 from vllm.entrypoints.chat import ChatRenderer, load_chat_template
 from vllm.entrypoints.openai.cli_args import FrontendArgs
-from vllm.entrypoints.openai.disconnect import DisconnectWatch
+from vllm.entrypoints.openai.disconnect import ClientDisconnectedError, DisconnectWatch
 from vllm.entrypoints.openai.errors import NotReadyError
 from vllm.entrypoints.openai.models import ServedModels
 from vllm.entrypoints.openai.protocol import GenerationRequest, StreamOptions
@@ -184,9 +185,11 @@ class Serving:
         )
 
     def prepare(self) -> None:
-        """Do at start-up what the first request would wait for."""
+        """Do at start-up what the first request would wait for. Raises ConfigError."""
         if self.engine.get_tokenizer() is not None and self.renderer.has_template:
-            self.renderer.render([{"role": "user", "content": "."}])
+            # A template may refuse this conversation and still be right.
+            with contextlib.suppress(VLLMValidationError):
+                self.renderer.render([{"role": "user", "content": "."}])
 
     async def in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run string work that may take long; the number of threads is bounded."""
@@ -270,6 +273,9 @@ class Serving:
             work = asyncio.gather(*(stream.last() for stream in streams))
             async with DisconnectWatch(http.receive):
                 return await work
+        except ClientDisconnectedError:
+            logger.info("Request %s: the client disconnected", request_id)
+            raise
         except VLLMError as error:
             self.log_failure(request_id, error)
             raise

@@ -10,9 +10,15 @@ import os
 import sys
 from collections.abc import Hashable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # takes no type argument before Python 3.11
 
 _ROOT = "vllm"
 _COLORS = {"DEBUG": 37, "INFO": 32, "WARNING": 33, "ERROR": 31, "CRITICAL": 35}
@@ -31,7 +37,7 @@ def set_process_name(name: str) -> None:
     _process_name = f"({name} pid={os.getpid()}) "
 
 
-class Logger(logging.LoggerAdapter[logging.Logger]):
+class Logger(_Adapter):
     """A logger that can also say a thing only once."""
 
     def __init__(self, logger: logging.Logger) -> None:

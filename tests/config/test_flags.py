@@ -346,6 +346,9 @@ def test_engine_flags_on_another_parser() -> None:
     engine_args = AsyncEngineArgs.from_cli_args(args)
     assert (engine_args.model, engine_args.hf_overrides) == ("m", {"a": 1})
     assert engine_args.enable_log_requests is False
+    parser = AsyncEngineArgs.add_cli_args(argparse.ArgumentParser())
+    args = AsyncEngineArgs.from_cli_args(parser.parse_args(["--enable-log-requests"]))
+    assert args.enable_log_requests is True
 
 
 def test_json_round_trip_of_a_resolved_config() -> None:

@@ -6,6 +6,7 @@ always builds a new config; nothing is changed in place.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -125,6 +126,16 @@ class AsyncEngineArgs(EngineArgs):
                  **values: Any) -> None:
         super().__init__(model, **values)
         self.enable_log_requests = enable_log_requests
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Declare every engine flag, and --enable-log-requests unless the server's flags did."""
+        from argparse import ArgumentError, BooleanOptionalAction
+
+        with contextlib.suppress(ArgumentError):
+            parser.add_argument("--enable-log-requests", action=BooleanOptionalAction,
+                                default=False, help="log id and parameters of each request")
+        return super().add_cli_args(parser)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:

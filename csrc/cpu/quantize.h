@@ -9,22 +9,23 @@
 namespace vllm {
 namespace VLLM_ISA {
 
-struct Q8Row {
-  const int8_t* high;
-  const int8_t* low;
-  const float* scale;
-  const float* sum;
-  const int32_t* correction;   // one per 16 values
-};
+// Quantised rows that are `stride` bytes apart; r is a row, g a group of 32.
+struct Q8Rows {
+  const uint8_t* base;
+  int64_t stride, padded;
 
-VLLM_INLINE Q8Row q8_view(const uint8_t* row, int64_t k) {
-  const int64_t padded = q8_padded(k), groups = padded / kQ8Group;
-  const float* scale = reinterpret_cast<const float*>(row + 2 * padded);
-  const float* sum = scale + groups;
-  const int8_t* high = reinterpret_cast<const int8_t*>(row);
-  return {high, high + padded, scale, sum,
-          reinterpret_cast<const int32_t*>(sum + groups)};
-}
+  Q8Rows(const uint8_t* first, int64_t k)
+      : base(first), stride(q8_row_bytes(k)), padded(q8_padded(k)) {}
+  const int8_t* high(int r) const { return reinterpret_cast<const int8_t*>(base + r * stride); }
+  const int8_t* low(int r) const { return high(r) + padded; }
+  const float* scales(int r) const { return reinterpret_cast<const float*>(low(r) + padded); }
+  float scale(int r, int64_t g) const { return scales(r)[g]; }
+  float sum(int r, int64_t g) const { return (scales(r) + padded / kQ8Group)[g]; }
+  // One per 16 values.
+  const int32_t* corrections(int r) const {
+    return reinterpret_cast<const int32_t*>(scales(r) + 2 * (padded / kQ8Group));
+  }
+};
 
 // Groups so small that 1 / scale would overflow are zero. The comparison is true for NaN.
 VLLM_INLINE float q8_scale(float largest, bool wide) {

@@ -39,6 +39,7 @@ class Asked:
     penalty: float
     seed: int
     prompt_logprobs: int | None
+    constraint: int = 0
 
     def params(self) -> SamplingParams:
         return SamplingParams(
@@ -52,7 +53,19 @@ class Asked:
             prompt_logprobs=self.prompt_logprobs,
             ignore_eos=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            **CONSTRAINTS[self.constraint],
         )
+
+
+# State of a finished request must not reach the next one in its row of the batch.
+CONSTRAINTS: list[dict[str, Any]] = [
+    {},
+    {"allowed_token_ids": list(range(40, 90))},
+    {"logit_bias": {65: -100.0, 66: 5.0}, "min_p": 0.1},
+    {"bad_words": ["a", "bc"], "presence_penalty": 1.0},
+    {"stop_token_ids": list(range(0, VOCAB, 4)), "min_tokens": 1},
+    {"stop": ["e", "th"], "include_stop_str_in_output": True},
+]
 
 
 def numbers(output: RequestOutput) -> Any:
@@ -86,6 +99,7 @@ asked = st.builds(
     penalty=st.sampled_from([1.0, 1.2]),
     seed=st.integers(0, 3),
     prompt_logprobs=st.sampled_from([None, None, 2]),
+    constraint=st.sampled_from([0, 0, *range(len(CONSTRAINTS))]),
 )
 
 
@@ -129,7 +143,7 @@ def solo(folder: Path, request: Asked) -> Any:
     data=st.data(),
 )
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_mix_gives_the_bits_of_a_run_alone(
     folder: Path,

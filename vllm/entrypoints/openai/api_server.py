@@ -8,8 +8,8 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +23,7 @@ from vllm.entrypoints.openai.exposure import (
     bind,
     bind_host,
     check_exposure,
+    check_tls,
 )
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger, set_process_name
@@ -89,8 +90,12 @@ ROUTES = (
 )  # fmt: skip
 
 
-def build_app(serving: "Serving") -> "Starlette":
-    """The ASGI application of one engine."""
+def build_app(
+    serving: "Serving",
+    routes: Sequence[Row] = ROUTES,
+    more_parts: Mapping[str, object] | None = None,
+) -> "Starlette":
+    """The ASGI application of one engine; `more_parts` hold endpoints of other tables."""
     from starlette.applications import Starlette
     from starlette.routing import Route
 
@@ -104,22 +109,23 @@ def build_app(serving: "Serving") -> "Starlette":
 
     options = serving.options
     keys = ApiKeys(api_keys(options))
-    rows = [row for row in ROUTES if row.when(options)]
+    rows = [row for row in routes if row.when(options)]
     metrics = HttpMetrics(frozenset(row.path for row in rows))
     parts: dict[str, object] = {
         "chat": ChatServing(serving),
         "completion": CompletionServing(serving),
         "tokens": TokenServing(serving),
         "management": Management(serving, metrics, rows),
+        **(more_parts or {}),
     }
-    routes = []
+    endpoints = []
     for row in rows:
         part, _, method = row.endpoint.partition(".")
         endpoint = answering(getattr(parts[part], method), serving, row.is_counted)
         if not row.is_open:
             endpoint = guard(endpoint, keys)
-        routes.append(Route(row.path, endpoint, methods=list(row.methods)))
-    app = Starlette(routes=routes, exception_handlers=exception_handlers(keys, serving))
+        endpoints.append(Route(row.path, endpoint, methods=list(row.methods)))
+    app = Starlette(routes=endpoints, exception_handlers=exception_handlers(keys, serving))
     app.router.redirect_slashes = False
     _add_middleware(app, options, metrics)
     return app
@@ -169,14 +175,21 @@ def _add_custom(app: "Starlette", name: str) -> None:
 # ---- start -------------------------------------------------------------------------------------
 
 
-def serve(engine_args: "AsyncEngineArgs", settings: Mapping[str, Any]) -> None:
+def serve(
+    engine_args: "AsyncEngineArgs",
+    settings: Mapping[str, Any],
+    build: Callable[["Serving"], "Starlette"] = build_app,
+) -> None:
     """Run until a signal ends the server; raises ConfigError if it can't start."""
     timer = StartupTimer()
     options = FrontendArgs(**settings)
     check_exposure(options)
+    check_tls(options)
     set_process_name("APIServer")
     sock = bind(options)
-    error = _runner()(_serve(engine_args, options, sock, timer))
+    if options.port == 0 and options.uds is None:  # the system chose one
+        options = replace(options, port=sock.getsockname()[1])
+    error = _runner()(_serve(engine_args, options, sock, timer, build))
     if error is not None and not isinstance(error, asyncio.CancelledError):
         sys.exit(1)
 
@@ -195,6 +208,7 @@ async def _serve(
     options: FrontendArgs,
     sock: socket.socket,
     timer: StartupTimer,
+    build: Callable[["Serving"], "Starlette"],
 ) -> BaseException | None:
     """Start and serve; returns why the engine was lost, if it was."""
     main = asyncio.current_task()
@@ -204,7 +218,7 @@ async def _serve(
     engine = None
     try:
         engine, metrics = _start_engine(engine_args, timer)
-        server = await _prepare(engine, metrics, options, timer)
+        server = await _prepare(engine, metrics, options, timer, build)
         stats = asyncio.ensure_future(_log_stats(engine))
         await server.serve(sockets=[sock])
         stats.cancel()
@@ -240,7 +254,11 @@ def _start_engine(
 
 
 async def _prepare(
-    engine: "AsyncLLM", metrics: "Metrics | None", options: FrontendArgs, timer: StartupTimer
+    engine: "AsyncLLM",
+    metrics: "Metrics | None",
+    options: FrontendArgs,
+    timer: StartupTimer,
+    build: Callable[["Serving"], "Starlette"],
 ) -> "ApiServer":
     """Everything but the model, while the engine loads that; then wait for it."""
     waiting = asyncio.ensure_future(engine.wait_ready())
@@ -250,7 +268,7 @@ async def _prepare(
 
     configure_logging(options)
     serving = Serving(engine, options, metrics)
-    app = build_app(serving)
+    app = build(serving)
     await asyncio.to_thread(serving.prepare)
     timer.end_phase("build the server")
     ready = await waiting

@@ -10,7 +10,7 @@ import pytest
 from tests.v1.engine.real_config import write_model
 from vllm.benchmarks import benchmark_latency, benchmark_startup
 from vllm.benchmarks.benchmark_serve import ServeArgs, _arrivals, _save, run
-from vllm.benchmarks.command import make
+from vllm.config.flags import make_config
 from vllm.entrypoints.cli.bench import run as bench
 from vllm.exceptions import ConfigError
 
@@ -162,13 +162,13 @@ def test_result_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"backend": "openai-embeddings"}, {"profile": True}, {"lora_modules": ["x"]},
-        {"plot_timeline": True},
+        {"backend": "openai-embeddings"}, {"dataset_name": "hf"}, {"profile": True},
+        {"lora_modules": ["x"]}, {"plot_timeline": True},
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="not supported"):
-        make(ServeArgs, given)
+        make_config(ServeArgs, given)
 
 
 @pytest.mark.parametrize(

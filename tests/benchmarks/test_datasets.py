@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.v1.engine.fake import write_tokenizer
-from vllm.benchmarks.datasets import MISSING, DatasetArgs, load_samples
+from vllm.benchmarks.datasets import DatasetArgs, load_samples
 from vllm.exceptions import ConfigError
 from vllm.transformers_utils.tokenizer import Tokenizer, get_tokenizer
 
@@ -51,9 +51,7 @@ def test_prefix_repetition(tokenizer: Tokenizer) -> None:
 
 
 def test_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    talks = [
-        {"conversations": [{"value": f"question {i}"}, {"value": "answer"}]} for i in range(5)
-    ]
+    talks = [{"conversations": [{"value": f"question {i}"}, {"value": "answer"}]} for i in range(5)]
     short: list[Any] = [{"conversations": [{"value": "q"}, {"value": "a"}]}, {}]
     file = tmp_path / "talks.json"
     file.write_text(json.dumps(talks + short))
@@ -82,7 +80,6 @@ def test_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_refusals(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("{}")
     for fields in (
-        *({"dataset_name": name} for name in MISSING),
         {"dataset_name": "sharegpt"},
         {"dataset_name": "custom", "dataset_path": str(tmp_path / "none")},
         {"dataset_name": "custom", "dataset_path": str(tmp_path / "x")},

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.benchmarks import report
-from vllm.benchmarks.command import make, pairs
+from vllm.benchmarks.command import pairs
 from vllm.benchmarks.datasets import DatasetArgs, Sample, load_samples
 from vllm.benchmarks.serve_metrics import METRICS, RequestResult, RunFacts, summarize, table
-from vllm.config.flags import FLOAT, INT, JSON, STR, STR_LIST, flag, later
+from vllm.config.flags import FLOAT, INT, JSON, STR, STR_LIST, flag, later, make_config
 from vllm.engine.arg_parser import FlagParser, add_config
 from vllm.entrypoints.http_client import HttpClient, HttpError
 from vllm.exceptions import ConfigError
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = FlagParser(prog="vllm bench serve")
     add_config(parser, "Serve", ServeArgs)
     given = vars(parser.parse_args(sys.argv[1:] if argv is None else argv))
-    args = make(ServeArgs, given)
+    args = make_config(ServeArgs, given)
     if args.request_rate <= 0 or args.burstiness <= 0:
         raise ConfigError("--request-rate and --burstiness must be greater than 0.")
     if args.ramp_up_strategy and not (args.ramp_up_start_rps and args.ramp_up_end_rps):

@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from typing import Any, TypeVar
 
-from vllm.config.flags import flags_of, option_of
+from vllm.config.flags import flags_of, make_config
 from vllm.engine.arg_parser import FlagParser, add_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import ConfigError
@@ -20,21 +19,7 @@ def parse(kind: str, config: type[T], argv: list[str]) -> tuple[T, dict[str, Any
     own = set(flags_of(config))
     EngineArgs.add_cli_args(parser)
     given = vars(parser.parse_args(argv))
-    return make(config, given), {k: v for k, v in given.items() if k not in own}
-
-
-def make(config: type[T], given: dict[str, Any]) -> T:
-    """A config of the flags that were given; refuses features that are not there."""
-    names = {field.name for field in fields(config)}  # type: ignore[arg-type]
-    value = config(**{k: v for k, v in given.items() if k in names})
-    for name, spec in flags_of(config).items():
-        is_given = name in given and given[name] not in (None, False)
-        if is_given and (not spec.is_supported or given[name] in spec.missing):
-            raise ConfigError(
-                f"{option_of(name)}: {spec.feature} is not supported by this build yet; "
-                "leave the flag out."
-            )
-    return value
+    return make_config(config, given), {k: v for k, v in given.items() if k not in own}
 
 
 def run_module(kind: str, main: Callable[[list[str] | None], None]) -> None:

@@ -36,7 +36,9 @@ class DatasetArgs:
     dataset_name: str = flag(
         "random",
         "where prompts come from",
-        choices=("random", "sharegpt", "sonnet", "prefix_repetition", "custom", *MISSING),
+        choices=("random", "sharegpt", "sonnet", "prefix_repetition", "custom"),
+        missing=MISSING,
+        feature="this dataset",
         aliases=("--dataset",),
     )
     dataset_path: str | None = flag(None, "file of the dataset", kind=STR)
@@ -66,8 +68,6 @@ class DatasetArgs:
 
 def load_samples(args: DatasetArgs, tokenizer: "Tokenizer", seed: int) -> list[Sample]:
     """The prompts of a run; the same for the same arguments and seed."""
-    if args.dataset_name in MISSING:
-        raise ConfigError(f"--dataset-name {args.dataset_name} is not supported by this build yet.")
     if args.num_prompts < 1:
         raise ConfigError(f"--num-prompts is {args.num_prompts}; it must be 1 or more.")
     if not 0 <= args.random_range_ratio <= 1:

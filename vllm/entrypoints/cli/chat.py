@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import envs
-from vllm.config.flags import INT, STR, flag
+from vllm.config.flags import INT, STR, flag, make_config
 from vllm.engine.arg_parser import FlagParser, add_config
 from vllm.entrypoints.http_client import HttpClient, HttpError
 from vllm.exceptions import ConfigError
@@ -62,13 +62,12 @@ def run(command: str, args: list[str]) -> None:
     add_config(parser, "Client", ClientArgs)
     add_config(parser, command.capitalize(), specific)
     given = vars(parser.parse_args(args))
-    client = ClientArgs(**{k: v for k, v in given.items() if k in ClientArgs.__annotations__})
-    more = {k: v for k, v in given.items() if k in specific.__annotations__}
+    client = make_config(ClientArgs, given)
     session: _Session
     if command == "chat":
-        session = _Chat(client, ChatArgs(**more))
+        session = _Chat(client, make_config(ChatArgs, given))
     else:
-        session = _Complete(client, CompleteArgs(**more))
+        session = _Complete(client, make_config(CompleteArgs, given))
     try:
         asyncio.run(_run(session, client))
     except HttpError as error:

@@ -9,7 +9,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -40,11 +40,24 @@ _LITERAL = re.compile(rb"-?(?:NaN|Infinity)")
 
 async def read_request(request: Request, kind: type[T]) -> T:
     """The request's body as a `kind`. Raises RequestError."""
+    return decode(await _read_json(request), kind)
+
+
+async def read_fields(request: Request) -> dict[str, Any]:
+    """The request's body as an object of any fields. Raises RequestError."""
+    body = await _read_json(request)
+    _check_depth(body)
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _malformed(body, str(error))
+
+
+async def _read_json(request: Request) -> bytes:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise SchemaError("Unsupported Media Type: Only 'application/json' is allowed")
-    body = await read_body(request)
-    return decode(body, kind)
+    return await read_body(request)
 
 
 async def read_body(request: Request) -> bytes:
@@ -111,8 +124,7 @@ def _too_large() -> NoReturn:
 
 def decode(body: bytes, kind: type[T]) -> T:
     """Parse and check. Raises SchemaError."""
-    if exceeds_depth(body):
-        raise SchemaError(f"The JSON is nested more than {MAX_DEPTH} deep.")
+    _check_depth(body)
     try:
         value: T = decoder(kind).decode(body)
     except msgspec.ValidationError as error:
@@ -128,6 +140,11 @@ def decode(body: bytes, kind: type[T]) -> T:
 def decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
     """A decoder is compiled once per type."""
     return msgspec.json.Decoder(kind)
+
+
+def _check_depth(body: bytes) -> None:
+    if exceeds_depth(body):
+        raise SchemaError(f"The JSON is nested more than {MAX_DEPTH} deep.")
 
 
 def exceeds_depth(body: bytes) -> bool:

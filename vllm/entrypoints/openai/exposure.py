@@ -92,6 +92,23 @@ def check_exposure(options: FrontendArgs) -> None:
         )
 
 
+def check_tls(options: FrontendArgs) -> None:
+    """Find out now, not when everything else is ready, that a certificate can't be used."""
+    if not options.ssl_certfile:
+        return
+    import ssl
+
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+        if options.ssl_ca_certs:
+            context.load_verify_locations(options.ssl_ca_certs)
+        if options.ssl_ciphers:
+            context.set_ciphers(options.ssl_ciphers)
+    except OSError as error:
+        raise ConfigError(f"The files or ciphers of the --ssl flags can't be used: {error}.")
+
+
 def bind(options: FrontendArgs) -> socket.socket:
     """A bound socket that does not listen yet: until the model is ready, connections fail."""
     if options.uds is not None:

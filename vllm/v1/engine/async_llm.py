@@ -260,8 +260,9 @@ class AsyncLLM:
         if self._is_stopped:
             return
         self._is_stopped = True
-        if self._output_task is not None:
-            self._output_task.cancel()
+        for task in (self._starting, self._output_task):
+            if task is not None:
+                task.cancel()
         self._client.shutdown()
         self._fail_everything(EngineDeadError("The engine was shut down."))
 

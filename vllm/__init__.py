@@ -33,7 +33,21 @@ _EXPORTS = {
     "CompletionOutput": "vllm.outputs",
 }
 
-__all__ = ["__version__", *_EXPORTS]
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "PromptType",
+    "RequestOutput",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

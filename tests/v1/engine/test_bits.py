@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.v1.engine.real_config import real_config, write_model
@@ -40,6 +40,7 @@ class Asked:
     seed: int
     prompt_logprobs: int | None
     constraint: int = 0
+    logprobs: int | None = 3
 
     def params(self) -> SamplingParams:
         return SamplingParams(
@@ -49,7 +50,7 @@ class Asked:
             top_k=self.top_k,
             repetition_penalty=self.penalty,
             seed=self.seed,
-            logprobs=3,
+            logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             ignore_eos=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -100,6 +101,7 @@ asked = st.builds(
     seed=st.integers(0, 3),
     prompt_logprobs=st.sampled_from([None, None, 2]),
     constraint=st.sampled_from([0, 0, *range(len(CONSTRAINTS))]),
+    logprobs=st.sampled_from([3, None]),
 )
 
 
@@ -143,7 +145,10 @@ def solo(folder: Path, request: Asked) -> Any:
     data=st.data(),
 )
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking would take minutes
 )
 def test_any_mix_gives_the_bits_of_a_run_alone(
     folder: Path,

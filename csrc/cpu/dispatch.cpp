@@ -2,6 +2,12 @@
 #include <array>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include "kernels.h"
 
 namespace vllm {
@@ -10,15 +16,23 @@ namespace vllm {
 namespace isa_avx512_vnni { extern const KernelTable kTable; }
 namespace isa_avx512 { extern const KernelTable kTable; }
 namespace isa_avx2 { extern const KernelTable kTable; }
-#endif
 namespace isa_baseline { extern const KernelTable kTable; }
+#else
+namespace isa_neon_dot { extern const KernelTable kTable; }
+namespace isa_neon { extern const KernelTable kTable; }
+#endif
 
 namespace {
 
 #if defined(__x86_64__)
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
+// Older compilers do not know "f16c" as a name for __builtin_cpu_supports.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+bool has_avx2() {   // the builtin also asks whether the system saves the registers
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 bool has_avx512() {
@@ -27,6 +41,15 @@ bool has_avx512() {
 }
 
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+#else
+bool has_dot() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProduct = 1ul << 20;   // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotProduct) != 0;
+#else
+  return true;   // every Apple CPU of this architecture
+#endif
+}
 #endif
 
 bool always() { return true; }
@@ -42,8 +65,11 @@ constexpr std::array kCandidates = {
     Candidate{&isa_avx512_vnni::kTable, has_avx512_vnni},
     Candidate{&isa_avx512::kTable, has_avx512},
     Candidate{&isa_avx2::kTable, has_avx2},
-#endif
     Candidate{&isa_baseline::kTable, always},
+#else
+    Candidate{&isa_neon_dot::kTable, has_dot},
+    Candidate{&isa_neon::kTable, always},
+#endif
 };
 
 }  // namespace

@@ -160,7 +160,9 @@ void act_rows(const ActArgs& a, const StepParams& step, int ith, int nth) {
 
 void norm(const NormArgs& a, const StepParams& step, int ith, int nth) {
   const int64_t rows = num_rows(a.rows, step);
-  for (int64_t row = rows * ith / nth; row < rows * (ith + 1) / nth; ++row) norm_row(a, step.wide, row);
+  for (int64_t row = rows * ith / nth; row < rows * (ith + 1) / nth; ++row) {
+    norm_row(a, step.wide, row);
+  }
 }
 
 void quantize(const QuantizeArgs& a, const StepParams& step, int ith, int nth) {

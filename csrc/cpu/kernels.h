@@ -4,10 +4,11 @@
 // are compiled once per ISA into a namespace of its own; each build fills one KernelTable.
 // dispatch.cpp picks a table by cpuid at run time. Nothing else knows which ISA runs.
 //
-// A kernel is called by EVERY thread of the pool at once with its index `ith` of `nth`; it does its
-// static share of the work (whole output columns, rows or heads) and returns. The program puts a
-// barrier after each op. No kernel allocates. Results never depend on nth, on the number of rows, or
-// on which other rows are in the batch: each output element is accumulated in one fixed order.
+// A kernel is called once for each share `ith` of `nth`, by any thread of the pool and at the same
+// time as the other shares; it does its static part of the work (whole output columns, rows or
+// heads) and returns. An op starts when all shares of the op before it are done. No kernel
+// allocates. Results never depend on nth, on the number of rows, or on which other rows are in the
+// batch: each output element is accumulated in one fixed order.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,14 +1,11 @@
 #include "program.h"
 
-#include <chrono>
 #include <stdexcept>
 
 #include "attention.h"
 
 namespace vllm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 std::string str(int64_t value) { return std::to_string(value); }
 
@@ -247,24 +244,30 @@ void Program::run(ThreadPool& pool, const StepParams& step, int64_t first, int64
   reserve_scratch(pool.size());
   StepParams params = step;
   params.wide = wide_;
-  pool.run([&](int ith, int nth) { walk(pool, params, first, last, ith, nth); });
+  run_ops(pool, params, static_cast<size_t>(first), static_cast<size_t>(last));
 }
 
-void Program::walk(ThreadPool& pool, const StepParams& step, int64_t first, int64_t last, int ith,
-                   int nth) {
-  for (int64_t i = first; i < last; ++i) {
-    Op& op = ops_[static_cast<size_t>(i)];
-    const bool measure = timing_ && ith == 0;
-    const auto start = measure ? Clock::now() : Clock::time_point();
-    for (Phase phase : op.phases) {
-      phase(kernels_, op.args.get(), step, ith, nth);
-      pool.barrier();
-    }
-    if (measure) {
-      op.seconds += std::chrono::duration<double>(Clock::now() - start).count();
-      op.calls += 1;
-    }
-  }
+void Program::run_ops(ThreadPool& pool, const StepParams& step, size_t first, size_t last) {
+  const size_t begin = ops_[first].first_phase;
+  const size_t end = last < ops_.size() ? ops_[last].first_phase : phases_.size();
+  auto start = timing_ ? Clock::now() : Clock::time_point();
+  pool.run_phases(
+      static_cast<int>(end - begin),
+      [&](int i, int ith, int nth) {
+        const Phase& phase = phases_[begin + static_cast<size_t>(i)];
+        phase.kernel(kernels_, ops_[phase.op].args.get(), step, ith, nth);
+      },
+      [&](int i) {
+        if (timing_) start = measure(begin + static_cast<size_t>(i), start);
+      });
+}
+
+Program::Clock::time_point Program::measure(size_t phase, Clock::time_point start) {
+  Op& op = ops_[phases_[phase].op];
+  const auto now = Clock::now();
+  op.seconds += std::chrono::duration<double>(now - start).count();
+  op.calls += phase == op.first_phase;
+  return now;
 }
 
 void Program::reserve_scratch(int nth) {

@@ -4,6 +4,8 @@
 // sizes when an op is added, every index of the inputs before a step runs. Errors are
 // std::invalid_argument and name the op or array and the value. Kernels check nothing.
 #pragma once
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -100,14 +102,16 @@ class Program {
 
  private:
   friend class ArgReader;
-  using Phase = void (*)(const KernelTable&, const void* args, const StepParams&, int, int);
+  using Clock = std::chrono::steady_clock;
+  using Kernel = void (*)(const KernelTable&, const void* args, const StepParams&, int, int);
   struct Op {
     std::string name;
     std::shared_ptr<void> args;    // one of the structs of kernels.h
-    std::vector<Phase> phases;     // a barrier follows each
+    size_t first_phase;
     int64_t calls = 0;
     double seconds = 0;
   };
+  struct Phase { Kernel kernel; size_t op; };   // all threads finish one before the next begins
   struct Const { std::vector<float> data; std::vector<int64_t> shape; };
   struct KvUse {
     std::string op;
@@ -122,8 +126,8 @@ class Program {
   void check_sequences(const StepParams& step) const;
   void check_kv_group(const StepParams& step, int64_t group) const;
   void check_kv_use(const KvUse& use, const KvTensor& tensor) const;
-  void walk(ThreadPool& pool, const StepParams& step, int64_t first, int64_t last, int ith,
-            int nth);
+  void run_ops(ThreadPool& pool, const StepParams& step, size_t first, size_t last);
+  Clock::time_point measure(size_t phase, Clock::time_point start);
 
   const KernelTable& kernels_;
   const int64_t max_tokens_, max_logits_, max_seqs_;
@@ -132,6 +136,7 @@ class Program {
   std::vector<std::unique_ptr<Const>> consts_;
   std::vector<std::shared_ptr<const Weight>> weights_;
   std::vector<Op> ops_;
+  std::vector<Phase> phases_;
 
   int64_t arena_bytes_ = 0;
   Mapping arena_;

@@ -172,7 +172,7 @@ class ArgReader {
   }
 
   // Ends reading: an argument that nobody read is an error. Adds the op to the program.
-  int64_t commit(std::shared_ptr<void> args, std::vector<Program::Phase> phases) {
+  int64_t commit(std::shared_ptr<void> args, std::initializer_list<Program::Kernel> phases) {
     for (const auto& entry : args_) {
       if (!seen_.count(entry.first)) fail(entry.first, "is not an argument of this op");
     }
@@ -181,7 +181,10 @@ class ArgReader {
     if (attention_) program_.attention_ops_.push_back(attention_);
     program_.vocab_rows_ = std::min(program_.vocab_rows_, vocab_rows_);
     program_.rope_positions_ = std::min(program_.rope_positions_, rope_positions_);
-    program_.ops_.push_back({op_, std::move(args), std::move(phases)});
+    program_.ops_.push_back({op_, std::move(args), program_.phases_.size()});
+    for (Program::Kernel kernel : phases) {
+      program_.phases_.push_back({kernel, program_.ops_.size() - 1});
+    }
     return program_.num_ops() - 1;
   }
 

@@ -15,6 +15,10 @@ namespace {
 constexpr auto kSpinTime = std::chrono::microseconds(80);
 constexpr int kPausesPerClockRead = 32;
 
+// Among many threads, looking at everybody's share costs more than giving them a moment.
+constexpr int kFewThreads = 4;
+constexpr int kPausesBeforeHelping = 100;
+
 thread_local bool inside_job = false;
 
 void cpu_pause() {
@@ -68,73 +72,106 @@ void check_cpus(int num_threads, const std::vector<int>& cpus) {
 // looks for sleepers. Both orders are sequentially consistent, so one of the two sees the other.
 
 void Gate::advance() {
-  value_.fetch_add(1, std::memory_order_seq_cst);
-  if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+  value_.fetch_add(1);
+  if (sleepers_.load() == 0) return;
   { std::lock_guard<std::mutex> lock(mutex_); }
   moved_.notify_all();
 }
 
+bool Gate::spin_past(uint32_t seen, int pauses) const {
+  for (int i = 0; i < pauses; ++i) {
+    if (value() != seen) return true;
+    cpu_pause();
+  }
+  return false;
+}
+
 void Gate::wait_past(uint32_t seen) {
+  if (value() != seen) return;
   const auto give_up = std::chrono::steady_clock::now() + kSpinTime;
   do {
-    for (int i = 0; i < kPausesPerClockRead; ++i) {
-      if (value() != seen) return;
-      cpu_pause();
-    }
+    if (spin_past(seen, kPausesPerClockRead)) return;
   } while (std::chrono::steady_clock::now() < give_up);
 
-  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  sleepers_.fetch_add(1);
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    moved_.wait(lock, [&] { return value_.load(std::memory_order_seq_cst) != seen; });
+    moved_.wait(lock, [&] { return value() != seen; });
   }
-  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  sleepers_.fetch_sub(1);
 }
 
 // ---- ThreadPool -------------------------------------------------------------------------------
 
 ThreadPool::ThreadPool(int num_threads, std::vector<int> cpus)
-    : num_threads_(num_threads), cpus_(std::move(cpus)) {
+    : num_threads_(num_threads), claims_(static_cast<size_t>(num_threads)) {
   workers_.reserve(static_cast<size_t>(num_threads_ - 1));
   for (int ith = 1; ith < num_threads_; ++ith) {
     workers_.emplace_back([this, ith] { worker(ith); });
-    if (!cpus_.empty()) pin_to_cpu(workers_.back(), cpus_[static_cast<size_t>(ith)]);
+    if (!cpus.empty()) pin_to_cpu(workers_.back(), cpus[static_cast<size_t>(ith)]);
   }
 }
 
 ThreadPool::~ThreadPool() {
   stopping_ = true;
-  start_.advance();
+  posted_.advance_quietly();
+  posted_.advance();
   for (std::thread& thread : workers_) thread.join();
 }
 
-void ThreadPool::barrier() {
-  if (num_threads_ == 1) return;
-  const uint32_t phase = met_.value();
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads_ - 1) {
-    arrived_.store(0, std::memory_order_relaxed);
-    met_.advance();
-  } else {
-    met_.wait_past(phase);
-  }
-}
-
-void ThreadPool::run_job(Job job, void* fn, size_t scratch_bytes) {
+std::unique_lock<std::mutex> ThreadPool::begin(Share share, void* fn, int num_phases,
+                                               size_t scratch_bytes) {
   if (inside_job) throw std::logic_error("the thread pool was used from inside one of its jobs");
   std::unique_lock<std::mutex> turn(run_mutex_, std::defer_lock);
   if (num_threads_ > 1 || scratch_bytes > 0) turn.lock();
   reserve_scratch(scratch_bytes);
   inside_job = true;
-  if (num_threads_ == 1) {
-    job(fn, 0, 1);
-  } else {
-    job_ = job;
-    job_fn_ = fn;
-    start_.advance();
-    job(fn, 0, num_threads_);
-    barrier();
+  if (num_threads_ > 1) {
+    own_job_ = {share, fn, num_phases, phases_.value()};
+    post(own_job_);
   }
-  inside_job = false;
+  return turn;
+}
+
+void ThreadPool::end() { inside_job = false; }
+
+// Readers take what they read only if the gate was even and did not move meanwhile.
+void ThreadPool::post(const Job& job) {
+  posted_.advance_quietly();
+  job_.share = job.share;
+  job_.fn = job.fn;
+  job_.num_phases = job.num_phases;
+  job_.first_phase = job.first_phase;
+  posted_.advance();
+}
+
+uint32_t ThreadPool::read_job(uint32_t seen, Job& job) {
+  for (;;) {
+    posted_.wait_past(seen);
+    const uint32_t now = posted_.value();
+    job = {job_.share, job_.fn, job_.num_phases, job_.first_phase};
+    if (now % 2 == 0 && posted_.value() == now) return now;
+    cpu_pause();
+  }
+}
+
+// For a thread that comes late the phase is over: no share can be claimed, nothing is waited for.
+void ThreadPool::run_phase(const Job& job, int phase, int ith) {
+  const uint32_t before = job.first_phase + static_cast<uint32_t>(phase);
+  try_share(job, phase, ith);
+  if (num_threads_ > kFewThreads && phases_.spin_past(before, kPausesBeforeHelping)) return;
+  for (int i = 1; i < num_threads_; ++i) try_share(job, phase, (ith + i) % num_threads_);
+  phases_.wait_past(before);
+}
+
+void ThreadPool::try_share(const Job& job, int phase, int share) {
+  uint32_t before = job.first_phase + static_cast<uint32_t>(phase);
+  std::atomic<uint32_t>& claimed = claims_[static_cast<size_t>(share)].phase;
+  if (claimed.load() != before || !claimed.compare_exchange_strong(before, before + 1)) return;
+  job.share(job.fn, phase, share, num_threads_);
+  if (shares_done_.fetch_add(1) + 1 < num_threads_) return;
+  shares_done_ = 0;
+  phases_.advance();
 }
 
 void ThreadPool::reserve_scratch(size_t bytes) {
@@ -146,11 +183,12 @@ void ThreadPool::reserve_scratch(size_t bytes) {
 
 void ThreadPool::worker(int ith) {
   inside_job = true;
-  for (uint32_t seen = 0;; ++seen) {
-    start_.wait_past(seen);
+  uint32_t seen = 0;
+  Job job{};
+  for (;;) {
+    seen = read_job(seen, job);
     if (stopping_) return;
-    job_(job_fn_, ith, num_threads_);
-    barrier();
+    for (int phase = 0; phase < job.num_phases; ++phase) run_phase(job, phase, ith);
   }
 }
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from vllm.entrypoints.openai.serving import EngineStream, Serving
+    from vllm.entrypoints.openai.engine_stream import EngineStream
+    from vllm.entrypoints.openai.serving import Serving
     from vllm.entrypoints.openai.sse import EventStream
 
 logger = init_logger(__name__)

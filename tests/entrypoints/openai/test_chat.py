@@ -355,6 +355,8 @@ async def test_failure_in_a_stream(client: httpx.AsyncClient, log_records: Any) 
     assert len(lines) == 1
     assert chunks[0]["id"] in lines[0]
     assert (await post(client, say("ok")))["choices"][0]["message"]["content"] == "ok"
+    metrics = (await client.get("/metrics")).text
+    assert 'finished_reason="error",model_name="tiny"} 1.0' in metrics
 
 
 async def test_failure_without_stream(client: httpx.AsyncClient) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.entrypoints.openai.folding import events
@@ -123,6 +124,62 @@ async def test_slow_reader_gets_everything(make_server_on_port: Any) -> None:
     datas = [part.partition("\n\n")[0] for part in received.decode().split("data: ")[1:]]
     chunks = [json.loads(data) for data in datas if data != "[DONE]"]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+
+
+async def test_many_aborted_streams_leave_nothing(make_server_on_port: Any) -> None:
+    running = await make_server_on_port(seed=200)
+    process = psutil.Process()
+
+    async def one(index: int) -> None:
+        _, writer = await connect(running, {**SLOW, "stream": index % 3 > 0})
+        await asyncio.sleep(0.001 * (index % 7))
+        if index % 2:
+            writer.transport.abort()
+        writer.close()
+
+    async def round_() -> tuple[int, int]:
+        for start in range(0, 150, 15):
+            await asyncio.gather(*(one(i) for i in range(start, start + 15)))
+        await wait_until(lambda: running.serving.engine.num_unfinished_requests == 0)
+        await wait_until(lambda: not running.server.server_state.connections)
+        return len(asyncio.all_tasks()), process.num_fds()
+
+    assert await round_() == await round_()
+    assert running.serving.num_running == 0
+
+
+async def test_the_loop_goes_on_while_bodies_are_heavy(make_server_on_port: Any) -> None:
+    """Deep, long and expensive bodies are refused or handled beside the event loop."""
+    running = await make_server_on_port({"trust_request_chat_template": True})
+    worst = 0.0
+
+    async def probe() -> None:
+        nonlocal worst
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.005)
+            worst = max(worst, time.perf_counter() - before - 0.005)
+
+    loop = "{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}"
+    bodies = [
+        ("/v1/completions", {"prompt": [[1]] * 1_000_000}),
+        ("/v1/completions", {"prompt": "x", "n": 10**9}),
+        ("/v1/completions", {"prompt": "ab " * 2_000_000}),
+        ("/tokenize", {"prompt": "ab " * 500_000}),
+        ("/v1/chat/completions",
+         {"messages": [{"role": "user", "content": "x"}], "chat_template": loop}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ab " * 2_000_000}]}),
+    ]  # fmt: skip
+    data = [(path, json.dumps(body)) for path, body in bodies]
+    headers = {"Content-Type": "application/json"}
+    async with httpx.AsyncClient(timeout=60) as client:
+        await client.get(running.url + "/health")
+        watcher = asyncio.ensure_future(probe())
+        for path, content in data:
+            response = await client.post(running.url + path, content=content, headers=headers)
+            assert response.status_code in (200, 400), response.text[:200]
+        watcher.cancel()
+    assert worst < 1.0
 
 
 # ---- keep-alive --------------------------------------------------------------------------------

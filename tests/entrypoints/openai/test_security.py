@@ -86,6 +86,24 @@ async def test_key_of_the_environment(make_client: Any, monkeypatch: Any) -> Non
     assert (await client.get("/v1/models", headers=bearer("flag"))).status_code == 200
 
 
+async def test_tenants_do_not_share_cached_prompts(make_client: Any) -> None:
+    """Who asks the same as another tenant waits as long as if it were new."""
+    options = {"enable_prompt_tokens_details": True}
+    body = {"prompt": "x" * 100, "max_tokens": 1}
+
+    async def cached(client: Any, key: str, **more: Any) -> int:
+        answer = await client.post("/v1/completions", json={**body, **more}, headers=bearer(key))
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    client = await make_client({**options, "api_key": ["a", "b"]})
+    assert [await cached(client, key) for key in "aabb"] == [0, 96, 0, 96]
+    salted = [await cached(client, key, cache_salt="s") for key in "aabb"]
+    assert salted == [0, 96, 0, 96]
+    client = await make_client({**options, "api_key": ["a"]})
+    assert [await cached(client, "a") for _ in range(2)] == [0, 96]
+    assert [await cached(client, "a", cache_salt="s") for _ in range(2)] == [0, 96]
+
+
 def test_comparison_takes_the_same_time() -> None:
     """The first wrong byte must not matter: medians of interleaved rounds agree."""
     key = "s" * 32

@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
 )
+from vllm.exceptions import EngineDeadError, EngineGenerateError, VLLMError
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "[[ok]]"}]
@@ -325,6 +326,62 @@ async def test_queue_limit(make_client: Any) -> None:
     assert refusal.json()["error"]["type"] == "ServiceUnavailableError"
     metrics = (await client.get("/metrics")).text
     assert re.search(r"admission_rejections_total\{.*max_num_queued_reqs.*\} 5\.0", metrics)
+
+
+async def test_values_at_the_edge(client: httpx.AsyncClient) -> None:
+    for fields in (
+        {"stop": ["a", "a"]}, {"stop": "x" * 10_000}, {"stop": []}, {"logit_bias": {"1": -100}},
+        {"logit_bias": {}}, {"temperature": 1e-30}, {"temperature": 2}, {"seed": -1},
+        {"seed": 2**63 - 1}, {"seed": -(2**63)}, {"top_k": -1}, {"min_tokens": 0}, {"user": "x"},
+        {"cache_salt": "\x00/é"},
+    ):  # fmt: skip
+        for path in (CHAT, COMPLETION):
+            response = await client.post(path, json={**BASE[path], **fields})
+            assert response.status_code == 200, (fields, response.text)
+
+
+# ---- what can go wrong inside ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("/usr/lib/secret.py at 0xdeadbeef"),
+        MemoryError(),
+        KeyError("x"),
+        AssertionError("<class 'int'>"),
+        VLLMError('File "/home/me/secret.py", line 3'),
+        EngineGenerateError("Traceback (most recent call last): at 0x7f00deadbeef"),
+        EngineDeadError("gone /opt/models/secret.bin"),
+        UnicodeError("x"),
+        RecursionError("maximum recursion depth exceeded"),
+    ],
+)
+@pytest.mark.parametrize("site", ["engine", "tokenizer", "renderer"])
+async def test_faults_inside_tell_nothing(
+    client: httpx.AsyncClient, monkeypatch: Any, error: Exception, site: str
+) -> None:
+    serving: Any = client.serving  # type: ignore[attr-defined]
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    target, name, paths = {
+        "engine": (serving.engine, "add_request", [CHAT, COMPLETION]),
+        "tokenizer": (serving.tokenizer, "encode", ["/tokenize"]),
+        "renderer": (serving.renderer, "render", [CHAT]),
+    }[site]
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, fail)
+        for path in paths:
+            for stream in (False, True):
+                body = {**BASE.get(path, {"prompt": "x"}), "stream": stream}
+                response = await client.post(path, json=body)
+                assert response.status_code == 500
+                assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+                assert not LEAKS.search(response.text), response.text
+                assert "secret" not in response.text
+    assert (await client.post(COMPLETION, json=BASE[COMPLETION])).status_code == 200
 
 
 # ---- everything --------------------------------------------------------------------------------

@@ -185,6 +185,8 @@ def serve(
     options = FrontendArgs(**settings)
     check_exposure(options)
     check_tls(options)
+    if options.insecure and not api_keys(options):
+        logger.warning("--insecure: everybody who can reach %s may use it", bind_host(options))
     set_process_name("APIServer")
     sock = bind(options)
     if options.port == 0 and options.uds is None:  # the system chose one

@@ -22,6 +22,9 @@ from vllm.logger import init_logger
 logger = init_logger(__name__)
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
+LARGE_BODY_BYTES = 256 * 1024
+"""Larger bodies are parsed by a thread, so that the event loop goes on."""
+
 MAX_DEPTH = 64
 BODY_TIMEOUT_S = 30.0
 MAX_ERRORS = 10
@@ -40,7 +43,10 @@ _LITERAL = re.compile(rb"-?(?:NaN|Infinity)")
 
 async def read_request(request: Request, kind: type[T]) -> T:
     """The request's body as a `kind`. Raises RequestError."""
-    return decode(await _read_json(request), kind)
+    body = await _read_json(request)
+    if len(body) < LARGE_BODY_BYTES:
+        return decode(body, kind)
+    return await asyncio.to_thread(decode, body, kind)
 
 
 async def read_fields(request: Request) -> dict[str, Any]:

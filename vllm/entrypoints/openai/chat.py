@@ -13,6 +13,7 @@ from starlette.responses import Response
 from vllm.entrypoints.chat import ChatOptions, ChatPrompt
 from vllm.entrypoints.messages import text_of
 from vllm.entrypoints.openai.body import read_request
+from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.errors import UnfinishedError, json_response
 from vllm.entrypoints.openai.logprobs import LogprobWriter, prompt_logprobs
 from vllm.entrypoints.openai.protocol import ChatCompletionRequest, TokenizeRequest
@@ -27,7 +28,7 @@ from vllm.entrypoints.openai.responses import (
     Usage,
 )
 from vllm.entrypoints.openai.sampling import chat_sampling_params, renamed
-from vllm.entrypoints.openai.serving import EngineStream, Serving, StreamUsage, now
+from vllm.entrypoints.openai.serving import Serving, StreamUsage, now
 from vllm.entrypoints.openai.sse import EventStream, event
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
@@ -70,8 +71,9 @@ class ChatServing:
         call = self._call(request, serving.request_id("chatcmpl", request, http), model, prompt)
         serving.log.received(call.id, params, prompt.text)
         tokens = TokensPrompt(prompt_token_ids=prompt.token_ids, prompt=prompt.text)
-        if request.cache_salt is not None:
-            tokens["cache_salt"] = request.cache_salt
+        salt = serving.cache_salt(request, http)
+        if salt is not None:
+            tokens["cache_salt"] = salt
         try:
             streams = await serving.start(call.id, [tokens], params, request, http)
         except VLLMValidationError as error:
@@ -79,7 +81,8 @@ class ChatServing:
         if request.stream:
             return EventStream(serving, call.id, self._events(call, streams[0]))
         [output] = await serving.read_all(call.id, streams, http)
-        return json_response(self._full(call, output))
+        size = len(prompt.token_ids) if request.prompt_logprobs is not None else 0
+        return await serving.by_size(size, self._answer, call, output)
 
     def _call(
         self, request: ChatCompletionRequest, id: str, model: str, prompt: ChatPrompt
@@ -99,6 +102,9 @@ class ChatServing:
         return self._serving.usage(num_prompt, num_tokens, output.num_cached_tokens)
 
     # ---- whole answers -------------------------------------------------------------------------
+
+    def _answer(self, call: _Call, output: RequestOutput) -> Response:
+        return json_response(self._full(call, output))
 
     def _full(self, call: _Call, output: RequestOutput) -> ChatCompletion:
         request = call.request

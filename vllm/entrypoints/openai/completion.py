@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from vllm import envs
 from vllm.entrypoints.openai.body import read_request
+from vllm.entrypoints.openai.engine_stream import EngineStream, merge
 from vllm.entrypoints.openai.errors import UnfinishedError, json_response
 from vllm.entrypoints.openai.logprobs import (
     LogprobWriter,
@@ -29,7 +30,7 @@ from vllm.entrypoints.openai.responses import (
     Usage,
 )
 from vllm.entrypoints.openai.sampling import completion_sampling_params, renamed, scores_only
-from vllm.entrypoints.openai.serving import EngineStream, Serving, StreamUsage, merge, now
+from vllm.entrypoints.openai.serving import Serving, StreamUsage, now
 from vllm.entrypoints.openai.sse import EventStream, event
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType, TextPrompt, TokensPrompt
@@ -71,7 +72,8 @@ class CompletionServing:
             )
         call = await self._call(request, serving.request_id("cmpl", request, http), model, prompts)
         serving.log.received(call.id, params, request.prompt)
-        given = [_engine_prompt(prompt, request.cache_salt) for prompt in prompts]
+        salt = serving.cache_salt(request, http)
+        given = [_engine_prompt(prompt, salt) for prompt in prompts]
         try:
             streams = await serving.start(call.id, given, params, request, http)
         except VLLMValidationError as error:
@@ -80,7 +82,10 @@ class CompletionServing:
         if request.stream:
             return EventStream(serving, call.id, self._events(call, streams))
         outputs = await serving.read_all(call.id, streams, http)
-        return json_response(self._full(call, outputs))
+        size = 0
+        if params.prompt_logprobs is not None:
+            size = sum(len(output.prompt_token_ids) for output in outputs)
+        return await serving.by_size(size, self._answer, call, outputs)
 
     async def _call(
         self, request: CompletionRequest, id: str, model: str, prompts: list[str | list[int]]
@@ -110,6 +115,9 @@ class CompletionServing:
         return texts
 
     # ---- whole answers -------------------------------------------------------------------------
+
+    def _answer(self, call: _Call, outputs: list[RequestOutput]) -> Response:
+        return json_response(self._full(call, outputs))
 
     def _full(self, call: _Call, outputs: list[RequestOutput]) -> Completion:
         choices = []

@@ -43,6 +43,17 @@ class ApiKeys:
             is_known |= hmac.compare_digest(digest, known)
         return is_known and scheme.lower() == "bearer"
 
+    def tenant(self, authorization: str | None) -> str | None:
+        """What tells the holders of several keys apart; None while there is one key at most.
+
+        Cached prompts are not shared between tenants: how fast an answer begins would tell one what
+        another has asked.
+        """
+        if len(self._digests) < 2:
+            return None
+        key = (authorization or "").partition(" ")[2].strip()
+        return hashlib.sha256(b"tenant" + _digest(key)).hexdigest()
+
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

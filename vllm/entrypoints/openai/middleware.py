@@ -19,6 +19,9 @@ from vllm.entrypoints.openai.errors import error_body, json_response
 from vllm.entrypoints.openai.exposure import ApiKeys, host_name
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 
+TENANT = "vllm.tenant"
+"""Where the scope of a request says whose key it carries."""
+
 Endpoint = Callable[[Request], Awaitable[Any]]
 
 
@@ -26,8 +29,10 @@ def guard(endpoint: Endpoint, keys: ApiKeys) -> Endpoint:
     """The endpoint for holders of a key."""
 
     async def guarded(request: Request) -> Any:
-        if request.method != "OPTIONS" and not keys.allow(request.headers.get("authorization")):
+        authorization = request.headers.get("authorization")
+        if request.method != "OPTIONS" and not keys.allow(authorization):
             return unauthorized()
+        request.scope[TENANT] = keys.tenant(authorization)
         return await endpoint(request)
 
     return guarded

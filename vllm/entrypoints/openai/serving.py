@@ -5,10 +5,11 @@ Invariant: a request that was started in the engine is either read to its end or
 
 import asyncio
 import contextlib
+import hashlib
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,9 @@ from vllm import envs
 from vllm.entrypoints.chat import ChatRenderer, load_chat_template
 from vllm.entrypoints.openai.cli_args import FrontendArgs
 from vllm.entrypoints.openai.disconnect import ClientDisconnectedError, DisconnectWatch
+from vllm.entrypoints.openai.engine_stream import Engine, EngineStream
 from vllm.entrypoints.openai.errors import NotReadyError
+from vllm.entrypoints.openai.middleware import TENANT
 from vllm.entrypoints.openai.models import ServedModels
 from vllm.entrypoints.openai.protocol import GenerationRequest, StreamOptions
 from vllm.entrypoints.openai.request_log import RequestLog
@@ -40,9 +43,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.version import __version__
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.transformers_utils.tokenizer import Tokenizer
-    from vllm.v1.engine.output_queue import OutputQueue
 
 logger = init_logger(__name__)
 
@@ -51,40 +52,8 @@ T = TypeVar("T")
 LONG_TEXT_CHARS = 4096
 """Longer texts are handled by a thread: the event loop never stands still for long."""
 
+MAX_CACHE_SALT = 1024
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-class Engine(Protocol):
-    """What the server needs of AsyncLLM."""
-
-    vllm_config: "VllmConfig"
-
-    async def add_request(
-        self,
-        request_id: str,
-        prompt: PromptType,
-        params: SamplingParams,
-        *,
-        tokenization_kwargs: dict[str, Any] | None = None,
-        trace_headers: dict[str, str] | None = None,
-        priority: int = 0,
-    ) -> "OutputQueue":
-        """Check and start a request."""
-
-    async def abort(self, request_id: str | Sequence[str]) -> None:
-        """End requests early."""
-
-    async def check_health(self) -> None:
-        """Raise EngineDeadError if nothing can be generated any more."""
-
-    def get_tokenizer(self) -> "Tokenizer | None":
-        """The model's tokenizer."""
-
-    def get_default_sampling_params(self) -> dict[str, Any]:
-        """Sampling defaults of the model and of the operator."""
-
-    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prompt blocks."""
 
 
 class Metrics(Protocol):
@@ -108,39 +77,6 @@ class StreamUsage:
     def before_end(self) -> UnsetType | None:
         """`usage` of the other chunks: null if there will be one at the end, else left out."""
         return None if self.is_included else UNSET
-
-
-class EngineStream:
-    """The outputs of one engine request; `close` aborts it if it has not ended."""
-
-    def __init__(self, engine: Engine, request_id: str, queue: "OutputQueue") -> None:
-        self._engine = engine
-        self._request_id = request_id
-        self._queue = queue
-        self.is_finished = False
-
-    def __aiter__(self) -> "EngineStream":
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self.is_finished:
-            raise StopAsyncIteration
-        output = self._queue.get_nowait() or await self._queue.get()
-        self.is_finished = output.finished
-        return output
-
-    async def last(self) -> RequestOutput:
-        """The final output of a request that shows nothing before. Raises EngineGenerateError."""
-        output = await self.__anext__()
-        while not self.is_finished:
-            output = await self.__anext__()
-        return output
-
-    async def close(self) -> None:
-        """Idempotent."""
-        if not self.is_finished:
-            self.is_finished = True
-            await self._engine.abort(self._request_id)
 
 
 class Serving:
@@ -191,6 +127,12 @@ class Serving:
             with contextlib.suppress(VLLMValidationError):
                 self.renderer.render([{"role": "user", "content": "."}])
 
+    async def by_size(self, size: int, function: Callable[..., T], *args: Any) -> T:
+        """Call it here, or in a thread if it has so many characters or tokens to handle."""
+        if size < LONG_TEXT_CHARS:
+            return function(*args)
+        return await self.in_thread(function, *args)
+
     async def in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run string work that may take long; the number of threads is bounded."""
         loop = asyncio.get_running_loop()
@@ -204,6 +146,13 @@ class Serving:
         if asked is None or not _REQUEST_ID.fullmatch(asked):
             asked = uuid.uuid4().hex
         return f"{prefix}-{asked}"
+
+    def cache_salt(self, request: GenerationRequest, http: Request) -> str | None:
+        """With what the prompt's blocks are cached: the client's salt, apart for each tenant."""
+        salt, tenant = request.cache_salt, http.scope.get(TENANT)
+        if tenant is None or (salt is not None and not 1 <= len(salt) <= MAX_CACHE_SALT):
+            return salt
+        return hashlib.sha256(f"{tenant}/{salt or ''}".encode()).hexdigest()
 
     async def start(
         self,
@@ -322,37 +271,6 @@ class Serving:
 
 def _content_format(word: str) -> Literal["auto", "string", "openai"]:
     return "string" if word == "string" else "openai" if word == "openai" else "auto"
-
-
-async def merge(streams: Sequence[EngineStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """(index of the stream, output) of several streams, as they come."""
-    if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
-        return
-    arrived: asyncio.Queue[tuple[int, RequestOutput | BaseException]] = asyncio.Queue(2)
-    readers = [
-        asyncio.ensure_future(_read(index, stream, arrived)) for index, stream in enumerate(streams)
-    ]
-    num_open = len(streams)
-    try:
-        while num_open:
-            index, arrival = await arrived.get()
-            if isinstance(arrival, BaseException):
-                raise arrival
-            num_open -= arrival.finished
-            yield index, arrival
-    finally:
-        for reader in readers:
-            reader.cancel()
-
-
-async def _read(index: int, stream: EngineStream, arrived: "asyncio.Queue[Any]") -> None:
-    try:
-        async for output in stream:
-            await arrived.put((index, output))
-    except Exception as error:
-        await arrived.put((index, error))
 
 
 def _priority(request: GenerationRequest, http: Request) -> int:

@@ -14,10 +14,8 @@ from vllm.entrypoints.openai.protocol import (
     refuse_unsupported,
 )
 from vllm.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
-from vllm.entrypoints.openai.serving import LONG_TEXT_CHARS, Serving
+from vllm.entrypoints.openai.serving import Serving
 from vllm.exceptions import VLLMValidationError
-
-_LONG_TOKENS = 10_000
 
 
 class TokenServing:
@@ -47,9 +45,7 @@ class TokenServing:
             prompt = await serving.in_thread(serving.renderer.render, request.messages, options)
             return prompt.token_ids
         text, adds = request.prompt or "", request.add_special_tokens is not False
-        if len(text) < LONG_TEXT_CHARS:
-            return serving.tokenizer.encode(text, adds)
-        return await serving.in_thread(serving.tokenizer.encode, text, adds)
+        return await serving.by_size(len(text), serving.tokenizer.encode, text, adds)
 
     async def detokenize(self, http: Request) -> Response:
         """The text of token ids, special tokens included."""
@@ -57,10 +53,7 @@ class TokenServing:
         self._serving.models.resolve(request.model)
         tokenizer, tokens = self._serving.tokenizer, request.tokens
         _check(tokens, tokenizer.vocab_size)
-        if len(tokens) < _LONG_TOKENS:
-            text = tokenizer.decode(tokens, skip_special_tokens=False)
-        else:
-            text = await self._serving.in_thread(tokenizer.decode, tokens, False)
+        text = await self._serving.by_size(len(tokens), tokenizer.decode, tokens, False)
         return json_response(DetokenizeResponse(text))
 
 

@@ -166,5 +166,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "empty": [message("user", "a"), message("assistant", ""), message("user", "b\n")],
     "last": [message("user", "Write a poem"), message("assistant", "Roses are red, ")],
+    "twice": [message("system", "s"), message("user", "a"), message("user", "b")],
+    "tool first": [message("tool", "7"), message("user", "b")],
     "names": [message("user", "hello", name="Ann"), message("assistant", "skip")],
 }

@@ -1,6 +1,7 @@
 """`vllm chat` and `vllm complete` against a running server."""
 
 import asyncio
+import signal
 import sys
 from typing import Any
 
@@ -84,6 +85,18 @@ async def test_process(make_server_on_port: Any) -> None:
     assert "no server at http://127.0.0.1:1/v1" in err and "vllm serve" in err
     assert (await vllm("complete", "--url", running.url, "-q", "x"))[0] == 1
     assert (await vllm("chat", "--nonsense"))[0] == 2
+
+
+async def test_interrupt_at_the_prompt(make_server_on_port: Any) -> None:
+    running = await make_server_on_port()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-u", "-m", "vllm", "chat", "--url", running.url + "/v1",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    await asyncio.wait_for(process.stdout.readuntil(b"> "), 60)
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 10) == 130
 
 
 async def test_an_error_does_not_end_the_session(

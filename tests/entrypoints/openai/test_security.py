@@ -336,6 +336,18 @@ async def test_slow_heads_and_bodies(make_server_on_port: Any, monkeypatch: Any)
     assert not running.server.server_state.tasks
 
 
+async def test_stray_bytes_do_not_cut_a_long_answer(
+    make_server_on_port: Any, monkeypatch: Any
+) -> None:
+    """Some clients send a line end after the body; it begins a head that never comes."""
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.1)
+    running = await make_server_on_port(seed=5000)
+    body = json.dumps({"prompt": "Hello", "max_tokens": 80, "stream": True}).encode()
+    request = START + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    answer = await raw(running.port, request + b"\r\n")
+    assert b"data: [DONE]" in answer
+
+
 async def test_metric_labels_do_not_grow(make_client: Any) -> None:
     client = await make_client()
 

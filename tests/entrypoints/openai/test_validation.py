@@ -70,7 +70,7 @@ async def refused(
         ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2),
         ("truncate_prompt_tokens", 10**6), ("truncation_side", "middle"),
         ("prompt_logprobs", -2), ("prompt_logprobs", 21), ("stream_interval", 0),
-        ("stream_options", {"include_usage": True}), ("stream_options", {}),
+        ("stream_options", 1), ("stream_options", {"include_usage": 1}),
         ("cache_salt", ""), ("cache_salt", "x" * 1025), ("cache_salt", 1),
         ("priority", 1), ("vllm_xargs", {"a": 1}), ("vllm_xargs", {"a": {}}),
         ("stream", "yes"), ("echo", 1), ("ignore_eos", "true"), ("model", 3),
@@ -78,9 +78,19 @@ async def refused(
     ],
 )  # fmt: skip
 async def test_bad_values(client: httpx.AsyncClient, path: str, field: str, value: Any) -> None:
-    error = await refused(client, path, {**BASE[path], field: value})
-    assert error["param"].split(".")[0].split("[")[0] == field, error
-    assert error["type"] in ("Bad Request", "BadRequestError")
+    for more in ({}, {"stream": True}):
+        error = await refused(client, path, {**BASE[path], **more, field: value})
+        # A stream has no prompt logprobs, whatever their number; that is said under their name.
+        assert error["param"].split(".")[0].split("[")[0] == field, error
+        assert error["type"] in ("Bad Request", "BadRequestError")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+async def test_stream_options_need_a_stream(client: httpx.AsyncClient, path: str) -> None:
+    for options in ({}, {"include_usage": True}):
+        for stream in (None, False):
+            body = {**BASE[path], "stream": stream, "stream_options": options}
+            assert (await refused(client, path, body))["param"] == "stream_options"
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])

@@ -5,7 +5,9 @@ end of the input.
 """
 
 import asyncio
+import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -86,7 +88,7 @@ async def _run(session: "_Session", args: ClientArgs) -> None:
     print(f"Using model: {session.model}. {session.greeting}")
     while True:
         try:
-            text = await asyncio.to_thread(input, "> ")
+            text = _read_line()
         except EOFError:
             print()
             return
@@ -99,12 +101,22 @@ async def _run(session: "_Session", args: ClientArgs) -> None:
         await _answer_or_stop(session, text)
 
 
+def _read_line() -> str:
+    """What the user types. Nothing else runs meanwhile, so the event loop may stand still."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (gives input() editing and history)
+    # asyncio's own handler would only note Ctrl-C, and input() would go on waiting.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input("> ")
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 async def _answer_or_stop(session: "_Session", text: str) -> None:
     """An error or Ctrl-C ends this answer, not the session."""
     answer = asyncio.ensure_future(session.answer(text))
     loop = asyncio.get_running_loop()
-    import signal
-
     loop.add_signal_handler(signal.SIGINT, answer.cancel)
     try:
         await answer

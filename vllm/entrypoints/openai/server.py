@@ -101,7 +101,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
-        if self._is_in_head and not self.transport.is_closing():
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self._is_in_head and not is_answering and not self.transport.is_closing():
             self.transport.close()
 
 

@@ -8,16 +8,16 @@ from vllm.kernels import native
 
 
 @pytest.fixture(params=native.isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Selects an ISA for the test; the best one is selected again afterwards."""
+def isa(request: pytest.FixtureRequest) -> str:
+    """Selects an ISA for the test."""
     native.set_isa(request.param)
-    yield request.param
-    native.set_isa(native.isas()[0])
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tests start with one thread and say so if they want more."""
+def plain_settings() -> Iterator[None]:
+    """Tests start with one thread and the best ISA, and say so if they want others."""
     native.set_num_threads(1)
     yield
     native.set_num_threads(1)
+    native.set_isa(native.isas()[0])

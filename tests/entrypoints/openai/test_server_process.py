@@ -1,11 +1,13 @@
 """The server as a process: start, TLS, unix sockets, signals, and what it says when it can't."""
 
+import asyncio
 import contextlib
 import os
 import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -159,31 +161,88 @@ def test_unix_socket(start: Any, tmp_path: Path) -> None:
     assert "k1" not in server.text()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_tls(start: Any, tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs openssl to make a certificate"
+)
+
+
+def make_certificate(folder: Path, name: str) -> tuple[str, str]:
+    """(certificate, key) for localhost that signs itself."""
+    certificate, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-         "-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost",
+         "-keyout", key, "-out", certificate, "-subj", f"/CN={name}",
          "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
         check=True, capture_output=True,
     )  # fmt: skip
-    port = free_port()
-    server = start("--port", str(port), "--ssl-keyfile", str(key), "--ssl-certfile",
-                   str(certificate))  # fmt: skip
-    server.wait_ready()
-    import ssl
+    return certificate, key
 
-    context = ssl.create_default_context(cafile=str(certificate))
-    url = f"https://localhost:{port}"
-    assert httpx.get(f"{url}/health", verify=context).status_code == 200
+
+@needs_openssl
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1:DeprecationWarning")
+def test_tls(start: Any, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "server")
+    port = free_port()
+    server = start("--port", str(port), "--ssl-keyfile", key, "--ssl-certfile", certificate)
+    server.wait_ready()
+    url = f"https://localhost:{port}/health"
+    trusting = ssl.create_default_context(cafile=certificate)
+    assert httpx.get(url, verify=trusting).status_code == 200
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/health")
-    old = ssl.create_default_context(cafile=str(certificate))
+        httpx.get(url)
+    old = ssl.create_default_context(cafile=certificate)
     old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises((httpx.ConnectError, ssl.SSLError)):
-        httpx.get(f"{url}/health", verify=old)
+        httpx.get(url, verify=old)
     assert server.stop() == 0
+
+
+@needs_openssl
+def test_client_certificates(start: Any, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "server")
+    mine, my_key = make_certificate(tmp_path, "client")
+    port = free_port()
+    server = start(
+        "--port", str(port), "--ssl-keyfile", key, "--ssl-certfile", certificate,
+        "--ssl-ca-certs", mine, "--ssl-cert-reqs", "2",
+    )  # fmt: skip
+    server.wait_ready()
+    url = f"https://localhost:{port}/health"
+    context = ssl.create_default_context(cafile=certificate)
+    with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)):
+        httpx.get(url, verify=context)
+    context.load_cert_chain(mine, my_key)
+    assert httpx.get(url, verify=context).status_code == 200
+    assert server.stop() == 0
+
+
+@needs_openssl
+async def test_certificate_is_read_again(
+    make_server_on_port: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    from vllm.entrypoints.openai import server as server_module
+
+    monkeypatch.setattr(server_module, "_WATCH_INTERVAL_S", 0.05)
+    certificate, key = make_certificate(tmp_path, "first")
+    options = {"ssl_certfile": certificate, "ssl_keyfile": key, "enable_ssl_refresh": True}
+    running = await make_server_on_port(options)
+
+    async def shown() -> str:
+        """The certificate that new connections see."""
+        return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", running.port))
+
+    assert await shown() == Path(certificate).read_text()
+    await asyncio.sleep(0.1)
+    Path(certificate).write_text("half a file")
+    await asyncio.sleep(0.2)
+    new, new_key = make_certificate(tmp_path, "second")
+    shutil.copy(new_key, key)
+    shutil.copy(new, certificate)
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if await shown() == Path(new).read_text():
+            break
+    assert await shown() == Path(new).read_text()
 
 
 @pytest.mark.parametrize(

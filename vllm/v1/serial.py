@@ -50,8 +50,21 @@ def encode_message(message: EngineCoreMessage) -> bytes:
 
 
 def decode_message(frame: bytes) -> EngineCoreMessage:
-    """Engine side."""
-    return _DECODERS[frame[0]].decode(memoryview(frame)[1:])
+    """Engine side. Raises ValueError if the frame is no message."""
+    decoder = _DECODERS.get(frame[0]) if frame else None
+    if decoder is None:
+        raise ValueError("the frame has no known kind")
+    return decoder.decode(memoryview(frame)[1:])
+
+
+def request_id_in(frame: bytes) -> str | None:
+    """The id of the request in a frame that `decode_message` refused, if it has one."""
+    try:
+        fields = msgspec.msgpack.decode(memoryview(frame)[1:])
+    except msgspec.MsgspecError:
+        return None
+    is_request = frame[:1] == _KINDS[EngineCoreRequest] and isinstance(fields, list)
+    return fields[0] if is_request and fields and isinstance(fields[0], str) else None
 
 
 def encode_outputs(outputs: EngineCoreOutputs) -> bytes:

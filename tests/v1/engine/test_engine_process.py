@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import signal
 import stat
 import subprocess
@@ -10,8 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
+import zmq
 
 from tests.v1.engine.fake import CRASH_TOKEN, continuation
 from tests.v1.engine.real_config import real_config, write_model
@@ -22,6 +25,7 @@ from vllm.v1.engine import front_end
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.engine_process import EngineProcess
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.serial import encode_message
 
 FAKE = "tests.v1.engine.fake:FakeExecutor"
 PROMPT = [72, 101, 108, 108, 111]
@@ -76,7 +80,8 @@ def test_sync_engine_and_clean_shutdown(base: Path, config: Any) -> None:
     process = psutil.Process(pid_of(engine))
     (directory,) = base.iterdir()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert sorted(p.name for p in directory.iterdir()) == ["in.sock", "out.sock"]
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in directory.iterdir()}
+    assert modes == {"in.sock": 0o600, "out.sock": 0o600}
     assert process.cmdline()[0] == "VLLM::EngineCore"
     assert not any(c.laddr for c in process.net_connections("inet"))
     engine.add_request("a", PROMPT, greedy(output_kind=RequestOutputKind.FINAL_ONLY))
@@ -88,6 +93,39 @@ def test_sync_engine_and_clean_shutdown(base: Path, config: Any) -> None:
     engine.shutdown()
     engine.shutdown()
     assert is_gone(process.pid) and list(base.iterdir()) == []
+
+
+def test_frames_that_are_no_messages_are_dropped(base: Path, config: Any) -> None:
+    """Garbage, a pickle, and a request that the engine can't read (which ends)."""
+    canary = base / "canary"
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {canary}",)
+
+    engine = LLMEngine(config())
+    engine.add_request("a", PROMPT, greedy(output_kind=RequestOutputKind.FINAL_ONLY))
+    (state,) = engine.front_end.outputs.states.values()
+    broken = encode_message(state.request)[:1] + msgspec.msgpack.encode(
+        [state.request.request_id, "no list"]
+    )
+    process = engine._client.process  # type: ignore[union-attr]
+    with zmq.Context() as context:
+        for name in ("in.sock", "out.sock"):
+            with context.socket(zmq.PUSH) as sock:
+                sock.connect(f"ipc://{process.directory}/{name}")
+                for frame in (b"", b"\x00", b"R", b"Zxx", b"A\xc1", pickle.dumps(Bomb()), broken):
+                    sock.send(frame)
+    time.sleep(0.05)
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    engine.add_request("b", PROMPT, greedy(output_kind=RequestOutputKind.FINAL_ONLY))
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert outputs[-1].outputs[0].token_ids == continuation(PROMPT, 8)
+    assert process.is_alive and not canary.exists()
+    engine.shutdown()
 
 
 def test_engine_process_imports_only_what_it_needs(base: Path, config: Any) -> None:

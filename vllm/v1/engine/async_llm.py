@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-LONG_PROMPT_CHARS = 4096
-"""A longer text is tokenized in a thread: the loop must not stand still for more than a few ms."""
+LONG_PROMPT = 4096
+"""A prompt of more characters or token ids is handled in a thread: the loop must go on."""
 
 
 class AsyncLLM:
@@ -398,5 +398,5 @@ AsyncLLMEngine = AsyncLLM
 
 
 def _is_long(prompt: PromptType) -> bool:
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return isinstance(text, str) and len(text) > LONG_PROMPT_CHARS
+    parts = prompt.values() if isinstance(prompt, Mapping) else (prompt,)
+    return any(isinstance(part, (str, list)) and len(part) > LONG_PROMPT for part in parts)

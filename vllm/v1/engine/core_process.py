@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from vllm import envs
 from vllm.utils.network import receive_message, remove_dir, send_message
 from vllm.utils.process import set_process_title, stay_until_parent_dies
-from vllm.v1.messages import EngineCoreOutputs
+from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.serial import (
     EngineCoreMessage,
     EngineFailed,
     decode_message,
     encode_first_word,
     encode_outputs,
+    request_id_in,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ class ZmqChannel:
     def __init__(self, control: socket.socket, directory: str) -> None:
         import zmq
 
+        from vllm.logger import init_logger
+
+        self._logger = init_logger("vllm.v1.engine.core")
         self._zmq = zmq
         context = zmq.Context()
         self._input = context.socket(zmq.PULL)
@@ -84,6 +88,7 @@ class ZmqChannel:
             sock.set_hwm(0)
             sock.linger = 0
         self._input.bind(f"ipc://{directory}/{INPUT_SOCKET}")
+        os.chmod(f"{directory}/{INPUT_SOCKET}", 0o600)
         self._output.connect(f"ipc://{directory}/{OUTPUT_SOCKET}")
         self._poller = zmq.Poller()
         self._poller.register(self._input, zmq.POLLIN)
@@ -99,7 +104,9 @@ class ZmqChannel:
         if self._input in events:
             try:
                 while True:
-                    messages.append(decode_message(self._input.recv(self._zmq.NOBLOCK)))
+                    message = self._decode(self._input.recv(self._zmq.NOBLOCK))
+                    if message is not None:
+                        messages.append(message)
             except self._zmq.Again:
                 pass
         return messages
@@ -107,6 +114,20 @@ class ZmqChannel:
     def send(self, outputs: EngineCoreOutputs) -> None:
         """Queue one frame for the parent."""
         self._output.send(encode_outputs(outputs))
+
+    def _decode(self, frame: bytes) -> EngineCoreMessage | None:
+        """One message; a frame that is none ends at most the request that it names."""
+        try:
+            return decode_message(frame)
+        except ValueError as error:
+            message = f"The engine can't read the request: {error}"
+        self._logger.error("A frame was dropped. %s", message)
+        request_id = request_id_in(frame)
+        if request_id is not None:
+            reason = FinishReason.ERROR
+            refused = EngineCoreOutput(request_id, [], finish_reason=reason, error=message)
+            self.send(EngineCoreOutputs([refused], timestamp=time.monotonic()))
+        return None
 
 
 def _load(config: bytes) -> "EngineCore":

@@ -6,16 +6,19 @@ and the process ends when it closes. One object per process: a restart makes a n
 """
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import weakref
 from typing import TYPE_CHECKING
 
+import msgspec
 import zmq
 
 from vllm import envs
 from vllm.exceptions import ConfigError, EngineDeadError, ModelFileError
+from vllm.logger import init_logger
 from vllm.utils.network import make_private_dir, receive_message, remove_dir, send_message
 from vllm.v1.engine.core_process import INPUT_SOCKET, OUTPUT_SOCKET
 from vllm.v1.messages import EngineCoreOutputs
@@ -29,6 +32,8 @@ from vllm.v1.serial import (
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
 
 _START_ERRORS: dict[str, type[ConfigError]] = {
     "ConfigError": ConfigError,
@@ -56,6 +61,7 @@ class EngineProcess:
         )
         self.output = self._socket(zmq.PULL)
         self.output.bind(f"ipc://{self.directory}/{OUTPUT_SOCKET}")
+        os.chmod(f"{self.directory}/{OUTPUT_SOCKET}", 0o600)
         self._input = self._socket(zmq.PUSH)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_message(self.control, vllm_config.to_json())
@@ -96,11 +102,14 @@ class EngineProcess:
             raise EngineDeadError("The engine process is not ready.")
 
     def receive(self) -> EngineCoreOutputs | None:
-        """One frame that has arrived, or None."""
-        try:
-            return decode_outputs(self.output.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return None
+        """One frame that has arrived, or None. What is no frame of the engine is dropped."""
+        while True:
+            try:
+                return decode_outputs(self.output.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return None
+            except msgspec.MsgspecError as error:
+                logger.error("A frame was dropped: %s", error)
 
     def wait_readable(self, timeout_s: float | None) -> bool:
         """Wait for a frame; False if the process has ended or the time is up."""

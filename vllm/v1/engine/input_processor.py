@@ -101,6 +101,7 @@ class InputProcessor:
             token_ids = self._tokenize(parsed.text or "", options, truncate is not None)
         else:
             self._check_ids("prompt_token_ids", token_ids)
+            token_ids = token_ids.copy()  # the caller may change its list while the request runs
         token_ids = self._truncate(token_ids, truncate, params)
         self._fit(token_ids, params)
         self._check_params(params)

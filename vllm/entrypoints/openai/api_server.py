@@ -5,6 +5,7 @@ model. The socket listens only when requests can be served.
 """
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -278,6 +279,7 @@ async def _prepare(
 
     def announce() -> None:
         timer.end_phase("listen")
+        gc.freeze()   # what lives until the end is not worth searching again
         loaded = engine_lines(engine.vllm_config, ready.kernels, ready.phases)
         for line in [*loaded, *timer.lines(ready.phases)]:
             logger.info("%s", line)

@@ -1,6 +1,7 @@
 """How a request is sampled. Every value is checked here, once, before anything else sees it."""
 
 import math
+from collections.abc import Collection
 from enum import IntEnum
 from typing import Any
 
@@ -14,6 +15,12 @@ GREEDY_EPS = 1e-5
 
 MIN_TEMPERATURE = 1e-2
 """Temperatures between GREEDY_EPS and this are raised to it."""
+
+MIN_TOP_P = 1e-9
+"""A top_p below this is raised to it: both keep one token, and float32 knows no 1e-50."""
+
+REPETITION_RANGE = (1e-6, 1e6)
+"""Repetition penalties beyond are moved to these ends, so that logits stay finite as float32."""
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -75,18 +82,33 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True
             self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
         elif self.temperature < MIN_TEMPERATURE:
             self.temperature = MIN_TEMPERATURE
+        self.top_p = max(self.top_p, MIN_TOP_P)
+        low, high = REPETITION_RANGE
+        self.repetition_penalty = min(max(self.repetition_penalty, low), high)
 
     def _normalise(self) -> None:
-        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or []))
-        self.bad_words = list(self.bad_words or [])
+        self.stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        for field in _LISTS:
+            setattr(self, field, _list(field, getattr(self, field)))
+        for field in _SWITCHES:
+            if not isinstance(getattr(self, field), bool):
+                _fail(field, getattr(self, field), "true or false")
+        for field in ("logit_bias", "extra_args"):
+            if not isinstance(getattr(self, field), (dict, type(None))):
+                _fail(field, getattr(self, field), "a map, or null")
+        if self.output_kind not in tuple(RequestOutputKind):
+            _fail("output_kind", self.output_kind, "a RequestOutputKind")
+        self.stop, self.bad_words = self.stop or [], self.bad_words or []
+        for token in self.stop_token_ids or ():
+            _token_id("stop_token_ids", token)
+        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or ()))
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         self.seed = None if self.seed == -1 else self.seed
         self.top_k = 0 if self.top_k == -1 else self.top_k
         if self.logit_bias is not None:
             self.logit_bias = {
-                _int("logit_bias", key): _finite("logit_bias", bias)
+                _bias_key(key): _finite("logit_bias", bias)
                 for key, bias in self.logit_bias.items()
             }
 
@@ -132,19 +154,59 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
         _finite("length_penalty", self.length_penalty)
 
 
-def _fail(field: str, value: object, allowed: str) -> None:
+def _fail(field: str, value: object, allowed: str, param: str | None = None) -> None:
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    raise VLLMValidationError(f"{field} is {shown}; it must be {allowed}.", param=field)
+    raise VLLMValidationError(f"{field} is {shown}; it must be {allowed}.", param=param or field)
+
+
+_LISTS = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logprob_token_ids")
+_SWITCHES = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
+def _list(field: str, value: object) -> list[Any] | None:
+    if value is not None and not isinstance(value, (list, tuple, set, frozenset)):
+        _fail(field, value, "a list, or null")
+    return None if value is None else list(value)  # type: ignore[call-overload]
+
+
+def _fail_item(field: str, value: object, allowed: str) -> None:
+    """One item of a list or map is at fault: say so, not that the field is this item."""
+    _fail(f"an item of {field}", value, allowed, param=field)
+
+
+def _at_most(field: str, values: Collection[object], limit: int) -> None:
+    if len(values) > limit:
+        raise VLLMValidationError(
+            f"{field} has {len(values)} entries; at most {limit} may be.", param=field
+        )
+
+
+def _token_id(field: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        _fail_item(field, value, "a token id, an integer of 0 or more")
+    elif value > INT64_MAX:
+        _fail_item(field, value, "an integer of at most 64 bits")
+    return value  # type: ignore[return-value]
+
+
+def _bias_key(key: object) -> int:
+    """Keys of JSON objects are text; only the usual spelling of a number counts as one."""
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20:
+        number = int(key)
+        if str(number) == key:
+            return number
+    return _token_id("logit_bias", key)
 
 
 def _int(field: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        if field == "logit_bias" and isinstance(value, str):
-            try:
-                return int(value)
-            except ValueError:
-                pass
         _fail(field, value, "an integer")
     elif not INT64_MIN <= value <= INT64_MAX:
         _fail(field, value, "an integer of at most 64 bits")
@@ -152,9 +214,15 @@ def _int(field: str, value: object) -> int:
 
 
 def _finite(field: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        _fail(field, value, "a finite number")
-    return float(value)  # type: ignore[arg-type]
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            number = float(value)
+            if math.isfinite(number):
+                return number
+    except OverflowError:  # an int that no float can hold
+        pass
+    _fail(field, value, "a finite number")
+    return math.nan
 
 
 def _between(field: str, value: object, low: float, high: float) -> None:
@@ -193,19 +261,15 @@ def _check_numbers(p: SamplingParams) -> None:
 
 def _check_tokens(p: SamplingParams) -> None:
     """Signs and counts; the upper bound (the vocabulary) is known to the input processor."""
-    for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+    for field in ("allowed_token_ids", "logprob_token_ids"):
         for token in getattr(p, field) or []:
-            if _int(field, token) < 0:
-                _fail(field, token, "token ids of 0 or more")
+            _token_id(field, token)
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         _fail("allowed_token_ids", [], "a list of at least one token id, or null")
-    if p.logprob_token_ids is not None and len(p.logprob_token_ids) > 128:
-        _fail("logprob_token_ids", len(p.logprob_token_ids), "a list of at most 128 token ids")
-    for token, bias in (p.logit_bias or {}).items():
-        if token < 0:
-            _fail("logit_bias", token, "a map from token ids of 0 or more")
+    _at_most("logprob_token_ids", p.logprob_token_ids or [], 128)
+    for bias in (p.logit_bias or {}).values():
         if not -100.0 <= bias <= 100.0:
-            _fail("logit_bias", bias, "a map to values between -100 and 100")
+            _fail_item("logit_bias", bias, "between -100 and 100")
 
 
 def _check_text(p: SamplingParams) -> None:
@@ -214,8 +278,7 @@ def _check_text(p: SamplingParams) -> None:
         values = getattr(p, field)
         for value in values:
             if not isinstance(value, str) or not value:
-                _fail(field, value, "a list of strings that are not empty")
-        if len(values) > limit:
-            _fail(field, len(values), f"a list of at most {limit} strings")
+                _fail_item(field, value, "a string that is not empty")
+        _at_most(field, values, limit)
     if p.stop and not p.detokenize:
         _fail("stop", p.stop, "empty when detokenize is false: stop strings need the text")

@@ -29,6 +29,14 @@ def test_version_and_help() -> None:
     assert all(name in text for name in ("serve", "check", "chat", "bench", "collect-env"))
 
 
+def test_help_of_a_command_is_about_that_command() -> None:
+    assert "memory plan" in vllm("check", "--help").stdout
+    text = vllm("complete", "--help").stdout
+    assert "chat" not in text and "--max-tokens" in text  # few flags: all of them at once
+    assert vllm("collect-env", "--help").stdout.startswith("usage: vllm collect-env")
+    assert vllm("collect-env", "--x").returncode == 2
+
+
 def test_unknown_and_missing_commands() -> None:
     result = vllm("serv")
     assert result.returncode == 2 and "unknown command 'serv'" in result.stderr

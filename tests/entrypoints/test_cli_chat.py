@@ -43,8 +43,11 @@ async def test_quick(make_server_on_port: Any, capsys: Any) -> None:
     args = ClientArgs(url=running.url + "/v1", api_key="k", quick="[[abcdef]]", model_name="alias")
     await _run(_Complete(args, CompleteArgs(max_tokens=3)), args)
     assert capsys.readouterr().out == "abc\n"
-    with pytest.raises(HttpError, match="401: Unauthorized"):
+    with pytest.raises(ConfigError, match=r"401: Unauthorized; give .* --api-key"):
         await _run(_Chat(ClientArgs(url=running.url + "/v1"), ChatArgs()), args)
+    args = ClientArgs(url=running.url, api_key="k")
+    with pytest.raises(ConfigError, match=r"404: .*; --url needs the path of the API"):
+        await _run(_Chat(args, ChatArgs()), args)
 
 
 async def test_history_and_commands(

@@ -24,6 +24,8 @@ from vllm.engine.arg_forms import (
 from vllm.exceptions import ConfigError
 
 _HELP = "groups of flags; =all: every flag; =Group: one group; =word: flags that match"
+# A command with no more flags than this shows them all at once.
+_FEW_FLAGS = 12
 _CONFIG_HELP = "YAML file with flags: long names without --, either separator; flags here win"
 
 
@@ -197,7 +199,7 @@ class FlagParser(argparse.ArgumentParser):
     def _show_help(self, topic: str) -> NoReturn:
         groups = [group for group in self._action_groups if group._group_actions]
         named = [g for g in groups if topic.lower() == str(g.title).lower()]
-        if topic == "all":
+        if topic == "all" or (topic == "groups" and len(self._actions) <= _FEW_FLAGS):
             print(self.format_help())
         elif topic == "groups":
             self._print_groups(groups)
@@ -219,7 +221,8 @@ class FlagParser(argparse.ArgumentParser):
         if self.description:
             print(self.description + "\n")
         for group in groups:
-            count = f"{len(group._group_actions)} flags"
+            number = len(group._group_actions)
+            count = f"{number} flag" if number == 1 else f"{number} flags"
             print(f"  {group.title:26} {count:>9}  {group.description or ''}")
         print("\n--help=all: every flag; --help=Group: one group; --help=word: matching flags")
 

@@ -28,6 +28,15 @@ HELP = """\
 """
 
 
+# What helps against an error of the first request.
+_HINTS = {401: "give the server's key with --api-key or OPENAI_API_KEY",
+          404: "--url needs the path of the API, as in http://localhost:8000/v1"}
+_DESCRIPTIONS = {
+    "chat": "Talk to a running server; Ctrl-C stops an answer, /help shows the commands.",
+    "complete": "Complete text with a running server; Ctrl-C stops a completion.",
+}
+
+
 @dataclass(frozen=True)
 class ClientArgs:
     """The server and the request."""
@@ -59,7 +68,7 @@ class CompleteArgs:
 
 def run(command: str, args: list[str]) -> None:
     """Run `vllm chat` or `vllm complete`."""
-    parser = FlagParser(prog=f"vllm {command}", description=__doc__.splitlines()[0])
+    parser = FlagParser(prog=f"vllm {command}", description=_DESCRIPTIONS[command])
     specific = ChatArgs if command == "chat" else CompleteArgs
     add_config(parser, "Client", ClientArgs)
     add_config(parser, command.capitalize(), specific)
@@ -144,7 +153,13 @@ class _Session:
 
     async def connect(self) -> None:
         """Learn the model's name, which also shows that the server is there."""
-        models = await self.client.get("/models")
+        try:
+            models = await self.client.get("/models")
+        except HttpError as error:
+            hint = _HINTS.get(error.status)
+            if hint is None:
+                raise
+            raise ConfigError(f"{self.args.url} answered {error}; {hint}.") from None
         self.model = self.args.model_name or models["data"][0]["id"]
 
     async def answer(self, text: str) -> None:

@@ -18,12 +18,16 @@ _FROM_MODEL = ("dtype", "max_model_len", "served_model_name")
 
 def run(command: str, args: list[str]) -> None:
     """Validate and print; a wrong configuration raises ConfigError before anything is printed."""
+    from vllm.entrypoints.openai.exposure import DEFAULT_HOST
+
     line = parse(command, args)
     _check_server(FrontendArgs(**line.server))
     config = line.engine_args.create_engine_config("server")
     server = dict(line.server)
     if not server["api_key"] and envs.VLLM_API_KEY:
         server["api_key"] = envs.VLLM_API_KEY
+    if server["host"] is None and server["uds"] is None:
+        server["host"] = DEFAULT_HOST
     for name, part in config_classes().items():
         resolved = getattr(config, name)
         values = {key: getattr(resolved, key) for key in flags_of(part)}

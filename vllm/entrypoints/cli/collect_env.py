@@ -17,10 +17,15 @@ _PACKAGES = ("numpy", "msgspec", "pyzmq", "tokenizers", "jinja2", "starlette", "
 
 def run(command: str, args: list[str]) -> None:
     """Print the report."""
-    if args and args != ["--help"]:
-        sys.exit(f"vllm {command}: unrecognized arguments: {' '.join(args)}")
+    if args and args[0] in ("-h", "--help"):
+        print(f"usage: vllm {command}\n\nPrint what a bug report needs; no secrets.")
+        return
+    if args:
+        print(f"vllm {command}: unrecognized arguments: {' '.join(args)}", file=sys.stderr)
+        sys.exit(2)
     for title, rows in report().items():
-        print(f"\n{title}")
+        if rows:
+            print(f"\n{title}")
         for name, value in rows.items():
             print(f"  {name:24} {value}")
 

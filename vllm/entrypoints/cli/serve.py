@@ -13,8 +13,11 @@ from vllm.utils.process import set_process_title
 
 logger = init_logger(__name__)
 
-_DESCRIPTION = """\
-Serve a model over the OpenAI API. Without a model, the embedded SmolLM2-135M-Instruct is served."""
+_EMBEDDED = "Without a model, the embedded SmolLM2-135M-Instruct is"
+_DESCRIPTIONS = {
+    "serve": f"Serve a model over the OpenAI API. {_EMBEDDED} served.",
+    "check": f"Show the settings `vllm serve` would use and the memory plan. {_EMBEDDED} checked.",
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class CommandLine:
 
 def make_parser(command: str = "serve") -> FlagParser:
     """The parser of `vllm serve` and `vllm check`."""
-    parser = FlagParser(prog=f"vllm {command}", description=_DESCRIPTION)
+    parser = FlagParser(prog=f"vllm {command}", description=_DESCRIPTIONS[command])
     parser.add_argument("model_tag", nargs="?", metavar="model",
                         help="folder, .gguf file, hub id or embedded name")
     add_config(parser, "Server", FrontendArgs)

@@ -44,7 +44,7 @@ class FrontendArgs:
         None, "ASGI middleware, as module.Class or module.function", kind=STR_LIST,
         is_repeatable=True)
     enable_request_id_headers: bool = flag(False, "X-Request-Id on every response")
-    disable_fastapi_docs: bool = flag(False, "no /docs, /redoc and /openapi.json")
+    disable_fastapi_docs: bool = flag(False, "no /docs and /openapi.json")
     enable_offline_docs: bool = later(False, "documentation pages without a network")
     uvicorn_log_level: str = flag("info", "log level of the web server", choices=(
         "critical", "error", "warning", "info", "debug", "trace"))

@@ -189,7 +189,8 @@ class ApiServer(uvicorn.Server):
             connection.shutdown()
         num_running = len(self.server_state.tasks)
         if num_running:
-            logger.info("Shutting down; %d requests may take %d s", num_running, self._drain_s)
+            logger.info("Shutting down; running requests: %d, for up to %d s; a second signal "
+                        "ends them now", num_running, self._drain_s)
         await self._drain()
         self._serving.is_stopping = True
         await self._abort()
@@ -208,7 +209,7 @@ class ApiServer(uvicorn.Server):
     async def _abort(self) -> None:
         tasks = list(self.server_state.tasks)
         if tasks:
-            logger.info("Aborting %d requests", len(tasks))
+            logger.info("Aborting running requests: %d", len(tasks))
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=ABORT_TIMEOUT_S)

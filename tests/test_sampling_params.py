@@ -33,7 +33,7 @@ from vllm.sampling_params import SamplingParams
         ("logit_bias", {" 5": 1}),
         ("logit_bias", {"1_0": 1}),
         ("logit_bias", {"05": 1}),
-        ("logit_bias", {"٥": 1}),
+        ("logit_bias", {"\u0665": 1}),
         ("logit_bias", {"9" * 5000: 1}),
         ("logit_bias", {True: 1}),
         ("logit_bias", {5: 100.5}),

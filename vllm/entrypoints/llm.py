@@ -1,8 +1,8 @@
 """LLM: generate text from a script. Requests go in together; the engine batches them."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from vllm import envs
 from vllm.engine.arg_utils import EngineArgs
@@ -147,6 +147,8 @@ class LLM:
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` most probable continuations of each prompt, best first."""
+        if not isinstance(params, BeamSearchParams):
+            _refuse_type("params", params, "BeamSearchParams")
         limit = self.llm_engine.vllm_config.model_config.max_logprobs
         if limit != -1 and 2 * params.beam_width > limit:
             raise VLLMValidationError(
@@ -283,6 +285,8 @@ class LLM:
             chat_template=self._chat_template,
             content_format=content_format,  # type: ignore[arg-type]
         )
+        if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+            _refuse_type("messages", messages, "a list of messages or of conversations")
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = [messages] if is_one else messages
         rendered = [renderer.render(one, options) for one in conversations]
@@ -323,9 +327,16 @@ def _as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
     """One prompt or many: a list of ints is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [cast(PromptType, prompts)]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        _refuse_type("prompts", prompts, "a prompt or a list of them")
     listed = list(prompts)
     is_token_ids = bool(listed) and all(isinstance(one, int) for one in listed)
     return [cast(PromptType, listed)] if is_token_ids else cast("list[PromptType]", listed)
+
+
+def _refuse_type(field: str, value: object, allowed: str) -> NoReturn:
+    name = type(value).__name__
+    raise VLLMValidationError(f"{field} is of type {name}; it must be {allowed}.", param=field)
 
 
 def _one_each(given: Any, count: int) -> list[Any]:
@@ -338,10 +349,7 @@ def _one_each(given: Any, count: int) -> list[Any]:
 
 def _final_only(params: SamplingParams) -> SamplingParams:
     if not isinstance(params, SamplingParams):
-        raise VLLMValidationError(
-            f"sampling_params is a {type(params).__name__}; it must be SamplingParams.",
-            param="sampling_params",
-        )
+        _refuse_type("sampling_params", params, "SamplingParams")
     params = params.clone()
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params

@@ -165,6 +165,16 @@ def test_time_is_linear_in_text_and_stop_string() -> None:
     assert seconds[1] < 12 * seconds[0] + 0.05
 
 
+def test_long_stop_strings_cost_nothing_until_they_match() -> None:
+    tokens = Bytes([b"ab"])
+    stops = ["ab" * 500_000 + str(index) for index in range(4)]
+    start = time.perf_counter()
+    for _ in range(1_000):
+        one = detokenizer(tokens, stop=stops)
+        assert one.append(0) is None
+    assert time.perf_counter() - start < 1.0
+
+
 def test_random_text_through_a_real_vocabulary_of_pieces() -> None:
     rng = random.Random(7)
     text = "Grüße, 世界! 👩🏽‍🚀 ไทย " * 20

@@ -19,6 +19,8 @@ from vllm.exceptions import QueueOverflowError, VLLMError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.parallel_sampling import fan_out
+from vllm.v1.messages import EngineCoreRequest
 
 PROMPT = [72, 101, 108, 108, 111]
 
@@ -421,3 +423,18 @@ def test_metrics_of_a_request(make_engine: Any) -> None:
     assert stats is not None and stats.num_generation_tokens == 8
     assert 0 < stats.queued_ts <= stats.scheduled_ts <= stats.first_token_ts <= stats.last_token_ts
     assert stats.first_token_latency >= 0
+
+
+def test_texts_of_parameters_stay_out_of_what_the_engine_gets() -> None:
+    """Else n = 100 would send a long stop string 100 times."""
+    for n in (1, 3):
+        params = SamplingParams(n=n, stop=["x" * 1000], bad_words=["y"])
+        params.bad_words_token_ids = [[5]]
+        request = EngineCoreRequest("a", [1, 2], params, 0.0, seed=7)
+        children = fan_out(request, [f"a-{index}" for index in range(n)])
+        assert [child.seed for child in children] == [7 + index for index in range(n)]
+        for child in children:
+            sent = child.sampling_params
+            assert (sent.n, sent.stop, sent.bad_words) == (1, [], [])
+            assert sent.bad_words_token_ids == [[5]]
+        assert (params.n, params.stop, params.bad_words) == (n, ["x" * 1000], ["y"])

@@ -99,14 +99,18 @@ class Detokenizer:
 
 
 class StopString:
-    """Knuth-Morris-Pratt over the output: `matched` characters of `text` end the text so far."""
+    """Knuth-Morris-Pratt over the output: `matched` characters of `text` end the text so far.
+
+    fallback[i] is the length of the longest proper prefix of `text` that ends text[: i + 1]. It is
+    made as far as matches have come, so that a long stop string costs nothing until it is matched.
+    """
 
     __slots__ = ("_fallback", "matched", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        self._fallback = _fallbacks(text)
+        self._fallback: list[int] = []
 
     def feed(self, char: str) -> bool:
         """Add one character; True if the stop string is complete."""
@@ -115,9 +119,18 @@ class StopString:
             matched = self._fallback[matched - 1]
         if self.text[matched] == char:
             matched += 1
+            if matched > len(self._fallback):
+                self._extend()
         is_complete = matched == len(self.text)
         self.matched = self._fallback[matched - 1] if is_complete else matched
         return is_complete
+
+    def _extend(self) -> None:
+        index = len(self._fallback)
+        prefix = self._fallback[-1] if index else 0
+        while prefix and self.text[index] != self.text[prefix]:
+            prefix = self._fallback[prefix - 1]
+        self._fallback.append(prefix + (index > 0 and self.text[index] == self.text[prefix]))
 
 
 class TokenPieces:
@@ -154,15 +167,3 @@ def decode_piece(data: bytes, before: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return _UTF8(errors="replace").decode(before + data)
-
-
-def _fallbacks(text: str) -> list[int]:
-    """fallback[i] = length of the longest proper prefix of `text` that ends text[: i + 1]."""
-    fallback, matched = [0] * len(text), 0
-    for index in range(1, len(text)):
-        while matched and text[index] != text[matched]:
-            matched = fallback[matched - 1]
-        if text[index] == text[matched]:
-            matched += 1
-        fallback[index] = matched
-    return fallback

@@ -121,7 +121,7 @@ class FrontEnd:
         request_id, n = request.request_id, request.sampling_params.n
         children = fan_out(request, self._engine_ids(request_id, n))
         self.admission.admit(self.outputs.states.values(), n, len(request.prompt_token_ids))
-        self.outputs.add_request(request_id, children, prompt, queue)
+        self.outputs.add_request(request, children, prompt, queue)
         return children
 
     def record(self, scheduler_stats: SchedulerStats | None, processed: Processed | None) -> None:

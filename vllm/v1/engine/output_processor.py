@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import EngineGenerateError, VLLMError, VLLMValidationError
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput, RequestStateStats
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.detokenizer import Detokenizer, TokenPieces
 from vllm.v1.engine.logprobs import LogprobsCollector
 from vllm.v1.engine.output_queue import OutputQueue
@@ -52,24 +53,26 @@ class OutputProcessor:
 
     def add_request(
         self,
-        request_id: str,
+        request: EngineCoreRequest,
         children: Sequence[EngineCoreRequest],
         prompt: str | None,
         queue: OutputQueue | None,
     ) -> None:
-        """Expect the outputs of a user's request, given as its n engine requests."""
+        """Expect the outputs of a user's request, which runs as these n engine requests."""
+        request_id, params = request.request_id, request.sampling_params
         if request_id in self.parents:
             raise VLLMValidationError(
                 f"request_id {request_id!r} is in use; ids must be unique while requests run.",
                 param="request_id",
             )
-        params = children[0].sampling_params
         parent = ParentRequest(
             request_id, [child.request_id for child in children], params.output_kind
         )
         self.parents[request_id] = parent
         for index, child in enumerate(children):
-            self.states[child.request_id] = self._new_state(child, parent, index, prompt, queue)
+            self.states[child.request_id] = self._new_state(
+                child, params, parent, index, prompt, queue
+            )
 
     def process(self, outputs: Iterable[EngineCoreOutput], timestamp: float) -> Processed:
         """Take what one step produced, or a slice of it."""
@@ -151,12 +154,12 @@ class OutputProcessor:
     def _new_state(
         self,
         request: EngineCoreRequest,
+        params: SamplingParams,
         parent: ParentRequest,
         index: int,
         prompt: str | None,
         queue: OutputQueue | None,
     ) -> RequestState:
-        params = request.sampling_params
         tokenizer = self._get_tokenizer() if params.detokenize else None
         detokenizer = None
         if tokenizer is not None:

@@ -10,11 +10,16 @@ _SEED_MASK = (1 << 64) - 1
 
 
 def fan_out(request: EngineCoreRequest, child_ids: list[str]) -> list[EngineCoreRequest]:
-    """One engine request per id; child i samples with seed + i, so it does not depend on n."""
-    if len(child_ids) == 1:
+    """One engine request per id; child i samples with seed + i, so it does not depend on n.
+
+    Texts stay here: stop strings are looked for in the text, and of bad words the engine needs the
+    token ids only. Megabytes of them would cross n times.
+    """
+    params = request.sampling_params
+    if len(child_ids) == 1 and not params.stop and not params.bad_words:
         return [msgspec.structs.replace(request, request_id=child_ids[0])]
-    params = request.sampling_params.clone()
-    params.n = 1
+    params = params.clone()
+    params.n, params.stop, params.bad_words = 1, [], []
     return [
         msgspec.structs.replace(
             request,

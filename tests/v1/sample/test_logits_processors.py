@@ -125,6 +125,15 @@ def test_wrong_shape_is_refused() -> None:
         sample(Wrong(None, "cpu", False), 0.0, "raw_logprobs")
 
 
+def test_a_processor_that_returns_nothing_is_named() -> None:
+    class Forgetful(Recorder):
+        def apply(self, logits: Any) -> Any:
+            logits[:] = 0
+
+    with pytest.raises(RuntimeError, match="Forgetful returned a value of type NoneType"):
+        sample(Forgetful(None, "cpu", False), 0.0, "raw_logprobs")
+
+
 def test_loading() -> None:
     assert load_processors([], None) is None  # type: ignore[arg-type]
     assert load_processors([Recorder], None) is not None  # type: ignore[arg-type]

@@ -158,6 +158,11 @@ class CustomProcessors:
     def _apply(self, processors: Sequence[LogitsProcessor], logits: F32) -> F32:
         for processor in processors:
             changed = processor.apply(logits)
+            if not isinstance(changed, np.ndarray):
+                raise RuntimeError(
+                    f"Logits processor {type(processor).__name__} returned a value of type "
+                    f"{type(changed).__name__}; apply must return the logits."
+                )
             if changed.shape != logits.shape:
                 raise RuntimeError(
                     f"Logits processor {type(processor).__name__} returned logits of shape "

@@ -14,6 +14,7 @@ from typing import Any
 from vllm.exceptions import ConfigError, ModelFileError
 from vllm.transformers_utils.arch import ModelArch
 from vllm.transformers_utils.defaults import with_defaults
+from vllm.transformers_utils.embedded import EMBEDDED_GENERATION, find_embedded
 from vllm.transformers_utils.files import read_json, shown
 from vllm.transformers_utils.rope import canonical_rope, merge_rope_override
 
@@ -46,10 +47,13 @@ def load_hf_config(
 
 
 def load_generation_config(path: str | Path) -> dict[str, Any]:
-    """generation_config.json with `eos_token_id` as a list; {} if the model has none."""
+    """generation_config.json with `eos_token_id` as a list; {} if the model has none.
+
+    The embedded model has recommended values of its own.
+    """
     location = Path(path)
     if location.is_file():
-        return {}
+        return dict(EMBEDDED_GENERATION) if location == find_embedded() else {}
     file = location / "generation_config.json"
     if not file.is_file():
         return {}

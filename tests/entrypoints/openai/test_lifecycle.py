@@ -149,16 +149,19 @@ async def test_many_aborted_streams_leave_nothing(make_server_on_port: Any) -> N
 
 
 async def test_the_loop_goes_on_while_bodies_are_heavy(make_server_on_port: Any) -> None:
-    """Deep, long and expensive bodies are refused or handled beside the event loop."""
+    """Deep, long and expensive bodies are refused or handled beside the event loop.
+
+    Measured in CPU time of the loop's thread, which a busy machine does not change.
+    """
     running = await make_server_on_port({"trust_request_chat_template": True})
     worst = 0.0
 
     async def probe() -> None:
         nonlocal worst
         while True:
-            before = time.perf_counter()
+            before = time.thread_time()
             await asyncio.sleep(0.005)
-            worst = max(worst, time.perf_counter() - before - 0.005)
+            worst = max(worst, time.thread_time() - before)
 
     loop = "{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}"
     bodies = [
@@ -179,7 +182,7 @@ async def test_the_loop_goes_on_while_bodies_are_heavy(make_server_on_port: Any)
             response = await client.post(running.url + path, content=content, headers=headers)
             assert response.status_code in (200, 400), response.text[:200]
         watcher.cancel()
-    assert worst < 1.0
+    assert worst < 0.5
 
 
 # ---- keep-alive --------------------------------------------------------------------------------
@@ -214,6 +217,19 @@ async def test_comments_while_nothing_comes(make_serving: Any) -> None:
 # ---- the server stops --------------------------------------------------------------------------
 
 
+async def _refused(url: str) -> None:
+    """Return once new connections are refused."""
+    while True:
+        try:
+            async with httpx.AsyncClient() as client:
+                await client.get(url + "/health")
+        except httpx.ConnectError:
+            return
+        except httpx.TransportError:   # the listening socket closed under this one
+            pass
+        await asyncio.sleep(0.01)
+
+
 async def test_drain_lets_requests_finish(make_server_on_port: Any) -> None:
     running = await make_server_on_port({"shutdown_timeout": 10}, seed=STEP_US)
     async with httpx.AsyncClient() as client:
@@ -223,9 +239,7 @@ async def test_drain_lets_requests_finish(make_server_on_port: Any) -> None:
         streamed = asyncio.ensure_future(client.post(url, json={**body, "stream": True}))
         await wait_until(lambda: running.serving.engine.num_unfinished_requests == 2)
         stopping = asyncio.ensure_future(running.stop())
-        await asyncio.sleep(0.05)
-        with pytest.raises(httpx.ConnectError):
-            await httpx.AsyncClient().get(running.url + "/health")
+        await asyncio.wait_for(_refused(running.url), 10)
         assert (await whole).json()["usage"]["completion_tokens"] == 100
         assert events((await streamed).text)[-1]["choices"][0]["finish_reason"] == "length"
         await asyncio.wait_for(stopping, 5)

@@ -335,6 +335,23 @@ def test_what_there_is_not_is_refused(llm: LLM) -> None:
         LLM("x", max_num_seq=3)
 
 
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("allowed_token_ids", {"allowed_token_ids": [EOS], "min_tokens": 3, "ignore_eos": False}),
+        ("allowed_token_ids", {"allowed_token_ids": [72, 73], "bad_words": ["H", "I"]}),
+        ("allowed_token_ids", {"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 1}),
+        ("min_tokens", {"stop_token_ids": list(range(VOCAB)), "min_tokens": 2}),
+    ],
+)
+def test_parameters_that_forbid_every_token_are_refused(
+    llm: LLM, field: str, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(VLLMValidationError, match="No token may be generated") as raised:
+        llm.generate("Hello", greedy(**fields), use_tqdm=False)
+    assert raised.value.param == field
+
+
 @pytest.mark.parametrize("wrong", [None, 5, b"hi", 1.5])
 def test_values_of_a_wrong_type_are_refused_by_name(llm: LLM, wrong: Any) -> None:
     beams = BeamSearchParams(beam_width=2, max_tokens=2)
@@ -375,9 +392,9 @@ def test_extreme_values_hurt_nobody_else(llm: LLM) -> None:
         {"min_p": 1.0, "temperature": 2.0},
         {"logit_bias": dict.fromkeys(range(VOCAB), -100.0)},
         {"allowed_token_ids": [5], "logit_bias": {5: -100.0}, "logprobs": -1},
-        {"allowed_token_ids": [EOS], "min_tokens": 3, "ignore_eos": False},
+        {"allowed_token_ids": [ord("a")], "bad_words": ["aa"]},
         {"bad_words": [chr(i) for i in range(33, 127)]},
-        {"stop_token_ids": list(range(VOCAB)), "min_tokens": 2},
+        {"stop_token_ids": list(range(VOCAB - 1)), "min_tokens": 2},
         {"temperature": 1e-30, "top_k": -1},
     ]
     params = [one for fields in extreme for one in (greedy(**fields), greedy())]
@@ -385,7 +402,7 @@ def test_extreme_values_hurt_nobody_else(llm: LLM) -> None:
     assert tokens(outputs[1::2]) == [right] * len(extreme)
     for fields, output in zip(extreme, outputs[::2], strict=True):
         completion = output.outputs[0]
-        leaves_nothing = "min_tokens" in fields
+        leaves_nothing = fields.get("bad_words") == ["aa"]
         wanted = ("error",) if leaves_nothing else ("length", "stop")
         assert completion.finish_reason in wanted, fields
         assert all(0 <= token < VOCAB for token in completion.token_ids)

@@ -180,11 +180,28 @@ class InputProcessor:
             _fail("stop", "stop strings need a tokenizer; this server runs without one.")
         if params.bad_words:
             params.bad_words_token_ids = self._spell_bad_words(params.bad_words)
+        self._check_something_is_left(params)
         params.top_k = min(params.top_k, self.vocab_size)
         if params.extra_args and not self._logits_processors:
             _fail("extra_args", "extra_args is for custom logits processors; none is loaded.")
         for processor in self._logits_processors:
             _validate_extra(processor, params)
+
+    def _check_something_is_left(self, params: SamplingParams) -> None:
+        """Refuse parameters that forbid every token from the start."""
+        banned = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
+        if params.min_tokens:
+            banned.update(params.stop_token_ids or ())
+            banned.update(() if params.ignore_eos else self._eos_token_ids)
+        allowed = params.allowed_token_ids
+        if allowed is None and len(banned) < self.vocab_size:
+            return
+        if allowed is None or banned.issuperset(allowed):
+            _fail(
+                "min_tokens" if allowed is None else "allowed_token_ids",
+                "No token may be generated: bad_words and, while there are fewer than min_tokens, "
+                "the tokens that stop forbid all those that are allowed.",
+            )
 
     def _check_num_logprobs(self, params: SamplingParams, field: str) -> None:
         asked = getattr(params, field)

@@ -1,15 +1,18 @@
-// Dot products of bytes, four to a 32-bit lane; all of them exact.
+// Dot products of bytes and of 16-bit values, kept in 32-bit lanes; all of them exact.
 //
-// A weight vector holds four consecutive k of kLanes rows; an activation vector the same four k of
-// one row in every lane.
+// A weight vector holds four consecutive k of kLanes rows, as bytes; an activation vector the same
+// four k of one row in every lane. With 16-bit activations the even and the odd bytes of the weights
+// become pairs of 16-bit values, unless there is a dot product of four bytes: then that takes the two
+// planes of the activations in turn.
 //
-//   ISA            u4 x s8                        s8 x s8
-//   baseline       pmaddwd on 16-bit values       the same
-//   avx2, avx512   vpmaddubsw, up to 8 sums       |w| x sign(w) x: vpmaddubsw + vpmaddwd
-//                  in 16 bits, then vpmaddwd
-//   avx512_vnni    vpdpbusd                       vpdpbusd on w + 128, minus 128 sum(x)
-//   neon           smull + saddlp                 the same
-//   neon_dot       sdot                           sdot
+//   ISA            u4 x s8                     s8 x s8                        16 bits
+//   baseline       pmaddwd on 16-bit values    the same                       pmaddwd
+//   avx2, avx512   vpmaddubsw, up to 8 sums    |w| x sign(w) x: vpmaddubsw    vpmaddwd
+//                  in 16 bits, then vpmaddwd   + vpmaddwd
+//   avx512_vnni    vpdpbusd                    vpdpbusd on w + 128, minus     two planes
+//                                              128 sum(x)
+//   neon           smull + saddlp              the same                       smull + addp
+//   neon_dot       sdot                        sdot                           two planes
 #pragma once
 #include "simd.h"
 
@@ -17,7 +20,8 @@ namespace vllm {
 namespace VLLM_ISA {
 
 VLLM_INLINE IVec load_bytes(const void* p) { return load_as<IVec>(p); }
-VLLM_INLINE IVec broadcast4(const int8_t* p) { return iset1(load_as<int32_t>(p)); }
+// Four bytes, or two 16-bit values, in every lane.
+VLLM_INLINE IVec broadcast4(const void* p) { return iset1(load_as<int32_t>(p)); }
 
 // The low and the high nibble of every byte.
 VLLM_INLINE IVec low_nibbles(IVec v) { return v & iset1(0x0f0f0f0f); }
@@ -25,6 +29,12 @@ VLLM_INLINE IVec high_nibbles(IVec v) {
   typedef uint32_t UVec __attribute__((vector_size(4 * kLanes)));
   return reinterpret_cast<IVec>(reinterpret_cast<UVec>(v) >> 4) & iset1(0x0f0f0f0f);
 }
+
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
+constexpr bool kByteDots = true;    // four bytes at once: 16 bits are two planes
+#else
+constexpr bool kByteDots = false;
+#endif
 
 // Added to a stored q8 byte (modulo 256), so that vpdpbusd can take it as unsigned.
 #if defined(__AVX512VNNI__)
@@ -131,6 +141,39 @@ VLLM_INLINE IVec dot_u4_end(IVec sum) { return sum; }
 // Dots of the two planes of 16-bit activations as one: exact, up to 2^30.
 VLLM_INLINE IVec join_planes(IVec high, IVec low) {
   return (high << 8) - (high << 1) + low;   // kHighStep = 254
+}
+
+// ---- 16-bit values ----------------------------------------------------------------------------
+
+typedef uint16_t UWords __attribute__((vector_size(4 * kLanes)));
+typedef int16_t Words __attribute__((vector_size(4 * kLanes)));
+
+template <int n>
+VLLM_INLINE IVec shift_words(IVec v) {
+  return reinterpret_cast<IVec>(reinterpret_cast<UWords>(v) >> n);
+}
+
+// Bytes 0 and 2, or 1 and 3, of each lane.
+VLLM_INLINE IVec even_bytes(IVec v) {
+  return reinterpret_cast<IVec>(reinterpret_cast<Words>(reinterpret_cast<UWords>(v) << 8) >> 8);
+}
+VLLM_INLINE IVec odd_bytes(IVec v) {
+  return reinterpret_cast<IVec>(reinterpret_cast<Words>(v) >> 8);
+}
+
+// Two products per lane.
+VLLM_INLINE IVec dot_words(IVec sum, IVec w, IVec x) {
+#if defined(__AVX512BW__)
+  return sum + reinterpret_cast<IVec>(_mm512_madd_epi16(raw(w), raw(x)));
+#elif defined(__AVX2__)
+  return sum + reinterpret_cast<IVec>(_mm256_madd_epi16(raw(w), raw(x)));
+#elif defined(__SSE2__)
+  return sum + reinterpret_cast<IVec>(_mm_madd_epi16(raw(w), raw(x)));
+#else
+  const int16x8_t a = vreinterpretq_s16_s32(w), b = vreinterpretq_s16_s32(x);
+  const int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
+  return sum + vpaddq_s32(low, vmull_s16(vget_high_s16(a), vget_high_s16(b)));
+#endif
 }
 
 }  // namespace VLLM_ISA

@@ -16,19 +16,40 @@ struct Int8 {
 
   template <bool kWide, int R>
   VLLM_INLINE void dots(const uint8_t* values, const Q8Rows& x, int64_t k, IVec* dot) {
+    if constexpr (kWide && !kByteDots) dot_of_words<R>(values, x, k, dot);
+    else dot_of_bytes<kWide, R>(values, x, k, dot);
+  }
+
+ private:
+  template <bool kWide, int R>
+  VLLM_INLINE void dot_of_bytes(const uint8_t* values, const Q8Rows& x, int64_t k, IVec* dot) {
     IVec low[R];
     for (int r = 0; r < R; ++r) dot[r] = low[r] = izero();
     for (int j = 0; j < kBlock / 4; ++j) {
       const ByteWeights w = byte_weights(load_bytes(values + j * 4 * kLanes));
       for (int r = 0; r < R; ++r) {
-        dot[r] = dot_s8(dot[r], w, broadcast4(x.high(r) + k + 4 * j));
-        if constexpr (kWide) low[r] = dot_s8(low[r], w, broadcast4(x.low(r) + k + 4 * j));
+        dot[r] = dot_s8(dot[r], w, broadcast4(x.bytes(r) + k + 4 * j));
+        if constexpr (kWide) low[r] = dot_s8(low[r], w, broadcast4(x.low_bytes(r) + k + 4 * j));
       }
     }
     for (int r = 0; r < R; ++r) {
       if constexpr (kWide) dot[r] = join_planes(dot[r], low[r]);
       const int32_t* corrections = x.corrections(r) + k / 16;
       for (int i = 0; i < kBlock / 16; ++i) dot[r] = dot[r] + correction(corrections + i);
+    }
+  }
+
+  template <int R>
+  VLLM_INLINE void dot_of_words(const uint8_t* values, const Q8Rows& x, int64_t k, IVec* dot) {
+    for (int r = 0; r < R; ++r) dot[r] = izero();
+    for (int j = 0; j < kBlock / 4; ++j) {
+      const IVec v = load_bytes(values + j * 4 * kLanes);
+      const IVec even = even_bytes(v), odd = odd_bytes(v);
+      for (int r = 0; r < R; ++r) {
+        const int16_t* q = x.words(r) + k + 4 * j;
+        dot[r] = dot_words(dot[r], even, broadcast4(q));
+        dot[r] = dot_words(dot[r], odd, broadcast4(q + 2));
+      }
     }
   }
 };

@@ -42,12 +42,13 @@ enum class SourceType : int32_t {
 // ---- activations ----------------------------------------------------------------------------
 
 // One row of k activations quantised per 32 (k padded to a multiple of 32 with zeros):
-//   [ int8 high[k_pad] | int8 low[k_pad] | float scale[k_pad/32] | float sum[k_pad/32]
-//     | int32 correction[k_pad/16] ]
-//   x = scale * q,  q = 254 * high + low (16 bits), or q = high (8 bits: `low` is unused)
-//   sum = scale * sum(q);  correction = -128 * sum of 16 q.
-// 16 bits are the default: two exact byte dots per product, and an error like that of float
-// activations. Rows are q8_row_bytes(k) apart (a multiple of 64).
+//   [ q | float scale[k_pad/32] | float sum[k_pad/32] | int32 correction[k_pad/16] ]
+//   x = scale * q,  sum = scale * sum(q),  correction = -128 * sum of 16 q
+// 16 bits (the default): |q| <= 127 * 254, an error like that of float activations. ISAs with a dot
+// product of four bytes hold it as two planes of bytes, int8 high[k_pad] and int8 low[k_pad] with
+// q = 254 * high + low; the others as int16[k_pad], each four in the order 0, 2, 1, 3.
+// 8 bits: int8[k_pad], |q| <= 127, in the same room.
+// Rows are q8_row_bytes(k) apart (a multiple of 64).
 constexpr int kQ8Group = 32;
 constexpr int kHighStep = 254;
 inline int64_t q8_padded(int64_t k) { return (k + kQ8Group - 1) / kQ8Group * kQ8Group; }

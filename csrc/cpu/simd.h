@@ -257,6 +257,24 @@ VLLM_INLINE void store_bytes(int8_t* p, IVec v) {
   __builtin_memcpy(p, &narrow, sizeof narrow);
 }
 
+VLLM_INLINE void store_words(int16_t* p, IVec v) {
+  typedef int16_t Narrow __attribute__((vector_size(2 * kLanes)));
+  const Narrow narrow = __builtin_convertvector(v, Narrow);
+  __builtin_memcpy(p, &narrow, sizeof narrow);
+}
+
+// Each four lanes in the order 0, 2, 1, 3.
+VLLM_INLINE IVec swap_middle(IVec v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<IVec>(
+      _mm512_shuffle_epi32(reinterpret_cast<__m512i>(v), static_cast<_MM_PERM_ENUM>(0xd8)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<IVec>(_mm256_shuffle_epi32(reinterpret_cast<__m256i>(v), 0xd8));
+#else
+  return IVec{v[0], v[2], v[1], v[3]};
+#endif
+}
+
 // ---- functions --------------------------------------------------------------------------------
 
 // Adding it rounds a float of less than 2^22 to an integer (nearest even), in the low bits.

@@ -4,7 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from vllm.kernels import native
 from vllm.kernels.native import Program
+
+# They keep 16-bit activations as two planes of bytes.
+ISAS_WITH_BYTE_DOTS = ("avx512_vnni", "neon_dot")
 
 
 def step(num_tokens: int, **fields: Any) -> dict[str, Any]:
@@ -53,7 +57,10 @@ def unpack_q8(
     """Integer values, scales and sums of quantised rows (the layout is in kernels.h)."""
     padded = -(-k // 32) * 32
     q = rows[:, :padded].copy().view(np.int8).astype(np.int32)
-    if bits == 16:
+    if bits == 16 and native.isa() in ISAS_WITH_BYTE_DOTS:
         q = 254 * q + rows[:, padded : 2 * padded].copy().view(np.int8)
+    elif bits == 16:
+        fours = rows[:, : 2 * padded].copy().view(np.int16).reshape(len(rows), -1, 4)
+        q = fours[:, :, [0, 2, 1, 3]].reshape(len(rows), padded).astype(np.int32)
     floats = rows[:, 2 * padded : 2 * padded + padded // 4].copy().view(np.float32)
     return q, floats[:, : padded // 32], floats[:, padded // 32 :]

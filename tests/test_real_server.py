@@ -71,9 +71,7 @@ def stop(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # Greedy by default, for the clients that can't ask for it.
-    greedy = "--override-generation-config.temperature=0"
-    running = start(tmp_path_factory.mktemp("server"), greedy)
+    running = start(tmp_path_factory.mktemp("server"))
     yield running
     stop(running)
 
@@ -93,6 +91,18 @@ def test_a_right_answer_whole_and_streamed(server: Server) -> None:
     assert "".join(deltas) == answer
     assert len(deltas) > 5
     assert chunks[-1].usage == whole.usage
+
+
+def test_the_demo_is_greedy_unless_a_request_says_otherwise(server: Server) -> None:
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    model = "SmolLM2-135M-Instruct"
+    answer = client.chat.completions.create(model=model, messages=QUESTION)
+    assert answer.choices[0].message.content == "The capital of France is Paris."
+    several = client.completions.create(model=model, prompt="Hi", n=3, max_tokens=8, seed=5)
+    assert len({choice.text for choice in several.choices}) > 1
+    warm = [client.completions.create(model=model, prompt="Hi", temperature=1, seed=seed,
+                                      max_tokens=8).choices[0].text for seed in range(4)]
+    assert len(set(warm)) > 1
 
 
 def test_no_process_has_torch_or_transformers_loaded(server: Server) -> None:

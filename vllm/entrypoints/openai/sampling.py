@@ -123,6 +123,8 @@ def _build(
             code="context_length_exceeded",
         )
     values = dict(defaults)
+    if (request.n or 1) > 1 and values.get("temperature") == 0:
+        del values["temperature"]   # several answers were asked for: a greedy default can't hold
     values.update(
         {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
     )

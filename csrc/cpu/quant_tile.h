@@ -29,10 +29,8 @@ VLLM_INLINE Vec load_scales(const uint8_t* p) {
   else return load(reinterpret_cast<const Half*>(p));
 }
 
-// Not inlined: the compiler assigns registers better in a function of its own.
 template <class Format, bool kWide, int R>
-__attribute__((noinline)) void quant_tile(const LinearArgs& a, const QuantLayout& layout,
-                                          int64_t row, int64_t panel) {
+void quant_tile(const LinearArgs& a, const QuantLayout& layout, int64_t row, int64_t panel) {
   const Q8Rows x(a.x_q8 + row * q8_row_bytes(a.w->k), a.w->k);
   const uint8_t* group = static_cast<const uint8_t*>(a.w->data) + panel * layout.panel_bytes;
   Vec sum[R];

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -22,6 +23,14 @@ class Mapping {
   explicit Mapping(size_t bytes) : bytes_(bytes + kTail), on_heap_(bytes <= kHeapLimit) {
     data_ = on_heap_ ? heap_zeros(bytes_) : map_zeros(bytes_);
   }
+  // Starts at a large page and asks for large pages, which make streaming reads faster; for memory
+  // that will be filled entirely.
+  static Mapping of_large_pages(size_t bytes) {
+    if (kChecked) return Mapping(bytes);
+    Mapping whole(bytes + kLargePage);
+    whole.align();
+    return whole;
+  }
   Mapping(Mapping&& other) noexcept { swap(other); }
   Mapping& operator=(Mapping&& other) noexcept {
     swap(other);
@@ -34,23 +43,28 @@ class Mapping {
     else if (data_ != nullptr) munmap(data_, bytes_);
   }
 
-  void* data() const { return data_; }
-  size_t size() const { return data_ == nullptr ? 0 : bytes_ - kTail; }
+  void* data() const { return static_cast<char*>(data_) + offset_; }
+  size_t size() const { return data_ == nullptr ? 0 : bytes_ - kTail - offset_; }
 
-  // Large pages make streaming reads faster; only for memory that will be filled entirely.
-  void prefer_huge_pages() {
-#ifdef MADV_HUGEPAGE
-    if (!on_heap_) madvise(data_, bytes_, MADV_HUGEPAGE);
+  // Does a build with a sanitizer look after each mapping?
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr bool kChecked = true;
+#else
+  static constexpr bool kChecked = false;
 #endif
-  }
 
  private:
   static constexpr size_t kTail = 64;
-#ifdef __SANITIZE_ADDRESS__
-  static constexpr size_t kHeapLimit = size_t{64} << 20;
-#else
-  static constexpr size_t kHeapLimit = 0;
+  static constexpr size_t kLargePage = size_t{2} << 20;
+  static constexpr size_t kHeapLimit = kChecked ? size_t{64} << 20 : 0;
+
+  void align() {
+    const size_t misaligned = reinterpret_cast<uintptr_t>(data_) % kLargePage;
+    offset_ = misaligned == 0 ? 0 : kLargePage - misaligned;
+#ifdef MADV_HUGEPAGE
+    madvise(data(), bytes_ - offset_, MADV_HUGEPAGE);
 #endif
+  }
 
   static void* map_zeros(size_t bytes) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -66,11 +80,13 @@ class Mapping {
   void swap(Mapping& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(offset_, other.offset_);
     std::swap(on_heap_, other.on_heap_);
   }
 
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  size_t offset_ = 0;   // of data() in the mapping
   bool on_heap_ = false;
 };
 

@@ -76,8 +76,7 @@ Weight::Weight(const KernelTable& kernels, WeightKind kind, int32_t group, bool 
   if (bytes <= 0) fail("no kernel for weights of this kind with group " + str(group));
   int64_t n_pad = n;   // as many rows as these bytes hold: whole panels
   while (kernels.packed_bytes(kind, group, has_min, n_pad + 1, k) == bytes) ++n_pad;
-  memory_ = Mapping(static_cast<size_t>(bytes));
-  memory_.prefer_huge_pages();
+  memory_ = WeightMemory(static_cast<size_t>(bytes));
   packed_ = {kind, group, has_min, n, k, n_pad, memory_.data(), static_cast<size_t>(bytes)};
 }
 

@@ -18,6 +18,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "threads.h"
+#include "weight_memory.h"
 
 namespace vllm {
 
@@ -38,7 +39,7 @@ class Weight {
  private:
   const KernelTable& kernels_;
   PackedWeight packed_;
-  Mapping memory_;
+  WeightMemory memory_;
 };
 
 // Bytes of one row of k values in a checkpoint; k must be a multiple of the type's block.

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "isa.h"
@@ -110,8 +109,7 @@ int32_t count_at_least(const Row& row, float bound) {
 
 int32_t find_first(const Row& row, const float* block_max, float value) {
   const int64_t b = std::find(block_max, block_max + row.blocks(), value) - block_max;
-  const float* found = std::find(row.x + b * kBlock, row.x + row.block_end(b), value);
-  return static_cast<int32_t>(found - row.x);
+  return static_cast<int32_t>(std::find(row.x + b * kBlock, row.x + row.vocab, value) - row.x);
 }
 
 int32_t argmax(const Row& row, Candidates& c) {
@@ -122,9 +120,7 @@ int32_t argmax(const Row& row, Candidates& c) {
 // ---- candidates -------------------------------------------------------------------------------
 
 // A type of this ISA's own, so that the linker does not merge the selection of different ISAs.
-struct Greater {
-  bool operator()(float a, float b) const { return a > b; }
-};
+struct Greater { bool operator()(float a, float b) const { return a > b; } };
 
 // The n-th largest of `size` values; `copy` is overwritten.
 float nth_largest(const float* values, int64_t size, int64_t n, float* copy) {
@@ -160,6 +156,12 @@ void keep(Candidates& c, float bound, int32_t last_id) {
     n += kept;
   }
   c.n = n;
+}
+
+double mass_of(const Candidates& c) {
+  double total = 0;
+  for (int64_t i = 0; i < c.n; ++i) total += c.weight[i];
+  return total;
 }
 
 // ---- top-p ------------------------------------------------------------------------------------
@@ -262,10 +264,7 @@ void truncate(const Row& row, const Truncation& t, float top, Candidates& c) {
     store(c.weight + i, exp((load(c.x + i) - shift) * factor));
   }
   if (t.top_p >= 1) return;
-  if (total == 0) {
-    for (int64_t i = 0; i < c.n; ++i) total += c.weight[i];
-  }
-  keep_mass(c, total * t.top_p);
+  keep_mass(c, (total > 0 ? total : mass_of(c)) * t.top_p);
 }
 
 // The first of n weights at which their running sum passes `target`; the last positive one if
@@ -310,9 +309,7 @@ int32_t draw(const SampleArgs& a, int64_t r, Candidates& c) {
   const double uniform = Philox::uniform(a.seeds[r], a.positions[r]);
   if (!t.any()) return draw_plain(row, top, t.inverse_t(), uniform, c);
   truncate(row, t, top, c);
-  double total = 0;
-  for (int64_t i = 0; i < c.n; ++i) total += c.weight[i];
-  return c.ids[pass(c.weight, c.n, uniform * total)];
+  return c.ids[pass(c.weight, c.n, uniform * mass_of(c))];
 }
 
 void process(const SampleArgs& a, int64_t r, Candidates& c) {

@@ -33,11 +33,15 @@ struct Q8Rows {
   }
 };
 
+VLLM_INLINE float q8_steps(bool wide) { return wide ? 127.0f * kHighStep : 127.0f; }
+
 // Groups so small that 1 / scale would overflow are zero. The comparison is true for NaN.
 VLLM_INLINE float q8_scale(float largest, bool wide) {
-  const float steps = wide ? 127.0f * kHighStep : 127.0f;
-  return !(largest <= 1e-30f) ? largest / steps : 0.0f;
+  return !(largest <= 1e-30f) ? largest / q8_steps(wide) : 0.0f;
 }
+
+// x in [-limit, limit]; NaN becomes -limit.
+VLLM_INLINE Vec clip(Vec x, float limit) { return min(max(x, set1(-limit)), set1(limit)); }
 
 VLLM_INLINE IVec round_to_int(Vec x) {   // |x| < 2^22, to nearest even
   const Vec magic = set1(kRoundMagic);
@@ -72,7 +76,7 @@ VLLM_INLINE void quantize_group(const float* group, int64_t g, int64_t k, bool w
   for (int half = 0; half < 2; ++half) {
     IVec sum = izero();
     for (int i = 16 * half; i < 16 * half + 16; i += kLanes) {
-      const IVec q = round_to_int(load(group + i) * set1(inverse));
+      const IVec q = round_to_int(clip(load(group + i) * set1(inverse), q8_steps(wide)));
       store_q8(row, padded, g * kQ8Group + i, q, wide);
       sum = sum + q;
     }
